@@ -9,8 +9,6 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from support.cli.running import SCRIPTS, processes_of, started_run, write_job
 from support.trainer.processes import DEADLINE_SECONDS, jsonl
 from trainjob_trainer.checkpoint.store import CheckpointStore
@@ -96,20 +94,22 @@ def applied_by(output: Path, step: int) -> int:
 
 
 def check_handed_over(output: Path, printed: str) -> None:
-    """By the evaluator's word, on the checkpoints that it came to; it came to the last one for certain."""
-    *scored, last = jsonl(output / "evaluator" / "evaluations.jsonl")
-    assert scored[-1]["step"] == STEPS
-    assert scored[-1]["metrics"]["accuracy"] > 0.9
-    best = max(scored, key=lambda one: one["metrics"]["loss"])
-    assert (last["step"], last["final"]) == (best["step"], True)
-    assert last["metrics"] == pytest.approx(best["metrics"])
+    """The best by the chief's scores, of which there is one for each checkpoint."""
+    lines = re.findall(r"chief-0: trainjob: evaluated step (\d+): (.*)", printed)
+    scores = {int(step): dict(one.rsplit(" ", 1) for one in told.split(", ")) for step, told in lines}
+    assert sorted(scores) == list(range(CHECKPOINT_EVERY, STEPS + 1, CHECKPOINT_EVERY))
+    assert float(scores[STEPS]["accuracy"]) > 0.9
+    best = max(scores, key=lambda step: float(scores[step]["loss"]))
+    *_, last = jsonl(output / "evaluator" / "evaluations.jsonl")
+    assert (last["step"], last["final"]) == (best, True)
+    assert f"{last['metrics']['loss']:.4f}" == scores[best]["loss"]
     final = CheckpointStore(output / "checkpoints").final()
     assert final is not None
-    assert (final.step, final.ended_at) == (best["step"], STEPS)
+    assert (final.step, final.ended_at) == (best, STEPS)
     words = r"chief-0: counted (\d+) steps, handed over (\d+) with (\d+) applied"
     counted, handed_over, applied = map(int, re.findall(words, printed)[0])
-    assert (counted, handed_over) == (STEPS, best["step"])
-    assert applied == applied_by(output, best["step"])
+    assert (counted, handed_over) == (STEPS, best)
+    assert applied == applied_by(output, best)
     assert handed_over < STEPS
 
 

@@ -19,7 +19,6 @@ from trainjob_trainer.checkpoint_manager import CheckpointManager
 from trainjob_trainer.distribution import divergence
 from trainjob_trainer.distribution.divergence import (
     Apart,
-    Kind,
     WeightsWatch,
     describe,
     find_apart,
@@ -112,23 +111,6 @@ def test_the_sentence_names_worker_step_and_variable(
     apart: Apart, count: int, variables: list[str], expected: str
 ) -> None:
     assert describe(apart, [f"worker-{rank}" for rank in range(count)], variables, 12) == expected + ENDING
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (Kind(weight=True), True),
-        (Kind(by_optimizer=True), True),
-        (Kind(aggregated=True), True),
-        (Kind(), False),
-        (Kind(on_read=True, aggregated=True), False),
-        (Kind(weight=True, replaced=True), False),
-        (Kind(weight=True, gathered=True), False),
-        (Kind(by_optimizer=True, gathered=True), False),
-    ],
-)
-def test_only_what_all_replicas_update_alike_is_compared(kind: Kind, expected: bool) -> None:
-    assert kind.is_same_everywhere is expected
 
 
 class Noise(keras.layers.Layer):
@@ -332,7 +314,7 @@ class Steps:
         self.checkpoints = CheckpointManager(
             self.replica,
             plan,
-            Selection(),
+            Selection(self.replica, None),
             {},
             lambda: {"model": [NamedArray("weight", np.zeros(1))]},
             agree=lambda one: one,
@@ -346,7 +328,7 @@ class Steps:
             raise WeightsDiverged("apart")
 
     def saved(self) -> list[int]:
-        self.checkpoints._writer.settle()
+        self.checkpoints.writer.settle()
         return self.replica.store.steps()
 
     def run(self) -> None:

@@ -13,7 +13,7 @@ from support.trainer.alone import STRATEGY, Killed, examples, record_writers, re
 from support.trainer.processes import jsonl
 from trainjob_trainer import InvalidConfiguration, OutputFinished, Preempted
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.early_stopping import Source, build_monitoring
+from trainjob_trainer.early_stopping import build_rule
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.model_state import build_model
 from trainjob_trainer.library import Result, _Request, _train
@@ -149,7 +149,7 @@ def test_keras_tells_names_and_directions_of_its_metrics() -> None:
 
     def larger(monitor: str) -> bool:
         asked = Recipe(monitor=monitor, patience=1)
-        return build_monitoring(asked, Source.TRAINING, built, names).rule.larger_is_better
+        return build_rule(asked, built, names).larger_is_better
 
     directions = {name: larger(name) for name in names}
     assert directions == {"loss": False, "accuracy": True, "mae": False, "area": True}

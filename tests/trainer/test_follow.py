@@ -18,7 +18,6 @@ def following(
     store: CheckpointStore,
     *happenings: Callable[[], object],
     job_uid: str | None = None,
-    final_step: int | None = None,
 ) -> Iterator[tuple[Checkpoint, bool]]:
     """Each time nothing is new, the next thing happens."""
     script = iter(happenings)
@@ -26,7 +25,6 @@ def following(
         store,
         1.0,
         job_uid=job_uid,
-        final_step=final_step,
         sleep=lambda _: next(script)() and None,
     )
 
@@ -90,14 +88,6 @@ def test_an_earlier_trainings_end_is_not_this_ones(tmp_path: Path) -> None:
 
     by_job = following(store, lambda: store.mark_final(FinalMarker(1, "new")), job_uid="new")
     assert [(checkpoint.step, final) for checkpoint, final in by_job] == [(1, True)]
-    store.mark_final(FinalMarker(1, ""))
-    by_step = following(
-        store,
-        lambda: (store.save(2, 0, GROUPS, ""), store.mark_final(FinalMarker(2, ""))),
-        job_uid="",
-        final_step=2,
-    )
-    assert [(checkpoint.step, final) for checkpoint, final in by_step] == [(2, True)]
 
 
 def test_an_earlier_trainings_end_is_scored_once_training_goes_on_from_it(tmp_path: Path) -> None:
@@ -111,13 +101,11 @@ def test_an_earlier_trainings_end_is_scored_once_training_goes_on_from_it(tmp_pa
     assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (2, True)]
 
 
-def test_one_that_stopped_early_has_ended_by_what_was_asked_for_and_its_best_is_the_final_one(
-    tmp_path: Path,
-) -> None:
+def test_the_best_of_one_that_stopped_early_is_the_final_one(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     end = lambda: store.mark_final(FinalMarker(1, "", 2, 9, "no better"))  # noqa: E731
 
-    seen = following(store, save(store, 1, 2), end, final_step=9)
+    seen = following(store, save(store, 1, 2), end)
 
     assert [(checkpoint.step, final) for checkpoint, final in seen] == [(2, False), (1, True)]
 

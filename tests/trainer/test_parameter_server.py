@@ -18,7 +18,7 @@ from trainjob_trainer import Environment, InvalidConfiguration, NotFinite, Preem
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.data.source import Cache, TrainingSource, build_share
 from trainjob_trainer.distribution.strategy import server_addresses, wait_for_servers
-from trainjob_trainer.early_stopping import MonitoredSelection, Monitoring, Rule, Selection, Source
+from trainjob_trainer.early_stopping import Rule, Selection
 from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.model_state import optimizers_of
@@ -219,7 +219,10 @@ class Workers:
 
 
 def build_loop(
-    folder: Path, workers: Workers, stop: StopRequest, monitoring: Monitoring | None = None
+    folder: Path,
+    workers: Workers,
+    stop: StopRequest,
+    rule: Rule = Rule(),  # noqa: B008 - it is frozen
 ) -> tuple[CoordinatorLoop, CheckpointStore]:
     environment = Environment.from_environment({"TRAINJOB_OUTPUT_DIR": str(folder)}, TASK)
     store = CheckpointStore(environment.checkpoint_dir, 10)
@@ -228,7 +231,7 @@ def build_loop(
     plan = TrainingPlan(total_steps=50, epoch_steps=20, checkpoint_every=15, global_batch=8)
     variable = tf.Variable(1.0, name="weight")
     engine: Any = workers
-    selection = MonitoredSelection(replica, None, monitoring, 50) if monitoring else Selection()
+    selection = Selection(replica, None, rule, 50)
     groups = {"model": [variable]}
     training = Training(replica, None, None, plan, groups, Recorder(replica, plan), selection)
     return CoordinatorLoop(training, engine), store
@@ -248,7 +251,7 @@ def test_every_step_is_counted_once_and_all_meet_for_checkpoints(tmp_path: Path)
 
 
 def test_it_ends_early_too_and_hands_over_the_best(tmp_path: Path) -> None:
-    rising = Monitoring(Rule("loss", patience=1), keep_best=True, source=Source.TRAINING)
+    rising = Rule("loss", patience=1, keep_best=True)
     loop, store = build_loop(tmp_path, Workers(), StopRequest(), rising)
     ending = loop.run("iterators", 0, {})
     assert (ending.step, ending.model_step, ending.metrics) == (40, 20, {"loss": 20.0})

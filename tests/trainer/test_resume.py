@@ -19,18 +19,17 @@ from trainjob_trainer import CheckpointUnavailable, CheckpointUnreadable, Output
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.errors import StorageUnavailable
+from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.resume import (
     Start,
     Verdict,
     choose_start,
     describe_differences,
+    end_if_finished,
     find_start,
-    finished_before,
     is_lost,
     read_agreed,
-    read_settings,
     refuse_finished,
-    saved_settings,
     settings_in_force,
     settings_of,
 )
@@ -79,8 +78,11 @@ def test_without_a_job_a_finished_output_is_always_another_trainings(tmp_path: P
 def test_only_the_same_job_has_finished_before(tmp_path: Path) -> None:
     store = store_with(tmp_path, 3, final=(3, "mine"))
 
-    assert finished_before(store, "mine") == Start(Verdict.FINISHED_BY_THIS_JOB, 3)
-    assert finished_before(store, "other") is None
+    progress = ProgressFile(None)
+    end_if_finished(store, "other", progress)
+    with pytest.raises(SystemExit) as ended:
+        end_if_finished(store, "mine", progress)
+    assert (ended.value.code, progress.last.state, progress.last.step) == (0, "finished", 3)
 
 
 def test_a_finished_output_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -221,7 +223,10 @@ def test_a_marker_that_cannot_be_read_is_not_an_absent_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store_with(tmp_path, 3, final=(3, "mine"))
-    for look in (lambda store: finished_before(store, "mine"), lambda store: choose_start(store, 3, "mine")):
+    for look in (
+        lambda store: end_if_finished(store, "mine", ProgressFile(None)),
+        lambda store: choose_start(store, 3, "mine"),
+    ):
         folder = tmp_path / "checkpoints"
         with pytest.raises(StillWaiting):
             look(CheckpointStore(folder, files=fail_reads(STALE, 0), sleep=impatient()))
@@ -378,7 +383,5 @@ def test_settings_of_a_loss_scale_are_those_of_the_optimizer_within() -> None:
     assert settings_of(outer) == {"learning_rate": 0.1, "initial_scale": 8.0}
 
 
-def test_settings_come_back_from_a_checkpoint_and_older_ones_have_none() -> None:
-    assert read_settings(saved_settings(WAS)) == WAS
-    assert read_settings(()) == {}
+def test_older_checkpoints_have_no_settings() -> None:
     assert describe_differences({}, WAS, OVER) == []

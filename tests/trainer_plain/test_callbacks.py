@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from trainjob_trainer import Task
-from trainjob_trainer.plain.callbacks import Scoring, with_scoring
+from trainjob_trainer.evaluation import Scoring
+from trainjob_trainer.plain.callbacks import with_scoring
 from trainjob_trainer.plain.fit import manage_fit
 from trainjob_trainer.reporting.progress import ProgressFile
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tensorflow.python.distribute import values
 
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
+from trainjob_trainer.evaluation import Scoring
 from trainjob_trainer.plain import traced_steps
-from trainjob_trainer.plain.callbacks import Scoring
 from trainjob_trainer.plain.calls import (
     EVALUATION_BATCHES,
     TEST_METHODS,

@@ -73,8 +73,7 @@ def test_every_record_is_one_workers(reader: str, workers: int, tmp_path: Path) 
     for worker, part in enumerate(seen):
         assert file_shards.count_rows(data, Part(worker, workers), 4, rows_of) == len(part)
         assert file_shards.count_batches(data, Part(worker, workers)) == -(-len(part) // 4)
-    assert sum(file_shards.count_files(parts[0], reads=False) or []) == 6
-    assert file_shards.has_readers(data)
+    assert sum(file_shards.count_files(parts[0]) or []) == 6
 
 
 @pytest.mark.parametrize(
@@ -105,8 +104,7 @@ def test_records_are_counted_without_parsing_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [tf.data.Dataset.range(8).batch(2), tf.data.Dataset.from_tensors([[1.0]])])
-def test_what_lies_in_no_files_is_told_from_what_does(data: Any) -> None:
-    assert not file_shards.has_readers(data)
+def test_data_without_files_is_refused(data: Any) -> None:
     with pytest.raises(tf.errors.OpError):
         file_shards.shard(data, Part(0, 2))
 
@@ -118,7 +116,7 @@ def test_of_each_list_of_files_a_worker_reads_every_nth() -> None:
 def test_files_that_are_listed_over_and_over_have_no_number(tmp_path: Path) -> None:
     files = tf.data.Dataset.from_tensor_slices(write(tmp_path, [1, 1])).repeat()
     sharded = file_shards.shard(files.interleave(tf.data.TFRecordDataset).batch(2), Part(0, 2))
-    assert file_shards.count_files(sharded, reads=True) is None
+    assert file_shards.count_files(sharded) is None
 
 
 def test_only_files_that_the_user_shards_are_by_file() -> None:
@@ -278,12 +276,12 @@ def test_files_that_cant_be_shared_are_refused_with_what_to_do(seen: Found, trou
         (
             found([5, 5], [48, 48]),
             4,
-            "worker 0 reads 3 of 5 files, worker 1 reads 2; an epoch is 4 steps",
+            "each of 2 workers reads 2 to 3 of 5 files; an epoch is 4 steps",
         ),
         (
             found([5, 5], [60, 36]),
             3,
-            "worker 0 reads 3 of 5 files, worker 1 reads 2; they hold 36 to 60 rows each, and an epoch is 3 "
+            "each of 2 workers reads 2 to 3 of 5 files; they hold 36 to 60 rows each, and an epoch is 3 "
             "steps, as many as the smallest part has; what larger parts have beyond that is left out ("
             "without a shuffle() the same rest in each epoch)",
         ),
@@ -296,11 +294,3 @@ def test_files_that_cant_be_shared_are_refused_with_what_to_do(seen: Found, trou
 )
 def test_a_line_says_what_each_worker_reads(seen: Found, steps: int | None, sentence: str) -> None:
     assert seen.sentence(steps, reorders=False) == f"training data: {sentence}"
-
-
-def test_a_line_says_that_all_read_all_and_what_would_change_that() -> None:
-    read = "training data: each of 2 workers reads all of it and takes its rows of each batch"
-    assert file_shards.by_rows_sentence(2, None) == read
-    assert file_shards.by_rows_sentence(2, [4, 1]) == read
-    advice = "; with auto_shard_policy FILE (tf.data.Options) each reads its own of the 5 files"
-    assert file_shards.by_rows_sentence(2, [3, 2]) == read + advice

@@ -41,7 +41,7 @@ result = train_and_evaluate(
     global_batch=32,
     checkpoint_every=100,
     export=False,
-    # As if a larger loss were a better one: by the evaluator's word an early checkpoint is handed over.
+    # As if a larger loss were a better one: an early checkpoint is handed over.
     monitor="val_loss",
     mode="max",
     keep_best=True,

@@ -1,4 +1,4 @@
-"""A training that gets worse from its first step on: by the evaluator's word it ends early."""
+"""A training that gets worse from its first step on: by held-out examples it ends early."""
 
 from __future__ import annotations
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NoReturn
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.distribution.first_worker import is_gone
-from trainjob_trainer.early_stopping import Selection
+from trainjob_trainer.early_stopping import Selection, explain
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, read_results
 from trainjob_trainer.errors import Preempted
 from trainjob_trainer.recipe import TrainingPlan
@@ -142,7 +141,9 @@ class CheckpointWriter:
     def write_into(self, store: CheckpointStore) -> None:
         """Write the next checkpoints into another store; none is being written."""
         self._store = store
-        self._writer = BackgroundWriter(store, self._report)
+        self._writer = BackgroundWriter(
+            store, lambda checkpoint: self.replica.progress.update(checkpoint_step=checkpoint.step)
+        )
         self._saved: int | None = None
 
     @contextmanager
@@ -196,13 +197,8 @@ class CheckpointWriter:
         if due or is_stopping:
             self._submit(step, epoch, snapshot, spared)
         if is_stopping:
-            self._leave(step)
-
-    def watch_last(self, step: int) -> None:
-        """As `watch`, after the last step is saved; raises Preempted too, if asked to stop."""
-        self.watch()
-        if self.replica.stop.requested:
-            self._leave(step)
+            self.settle()
+            raise Preempted(f"{self.replica.task.replica} was asked to stop; saved step {step}")
 
     @property
     def is_writing(self) -> bool:
@@ -224,13 +220,10 @@ class CheckpointWriter:
         Raises an earlier write's failure, and Fenced or OutputTaken if another process writes the output now.
         """
         self._writer.check()
-        self._check_claim()
-
-    def finish(self, step: int, epoch: int, snapshot: Callable[[], HostGroups]) -> None:
-        """Save the last step, wait for it, and mark it as the result; arguments and errors as `save_last`."""
-        if self.replica.task.is_writer:
-            self.save_last(step, epoch, snapshot)
-            self.mark(FinalMarker(step, self.replica.environment.uid))
+        now = time.monotonic()
+        if now - self._checked_at >= SECONDS_BETWEEN_CHECKS:
+            self._checked_at = now
+            self._store.check_claim()
 
     def save_last(
         self,
@@ -267,16 +260,6 @@ class CheckpointWriter:
         best = f"; its result is that of step {marker.step}" if marker.step != marker.ended_at else ""
         announce(f"training {marker.words}{best}; checkpoints in {store.directory}")
 
-    def _leave(self, step: int) -> NoReturn:
-        self.settle()
-        raise Preempted(f"{self.replica.task.replica} was asked to stop; saved step {step}")
-
-    def _check_claim(self) -> None:
-        now = time.monotonic()
-        if now - self._checked_at >= SECONDS_BETWEEN_CHECKS:
-            self._checked_at = now
-            self._store.check_claim()
-
     def _submit(
         self, step: int, epoch: int, snapshot: Callable[[], HostGroups], spared: Collection[int]
     ) -> None:
@@ -285,9 +268,6 @@ class CheckpointWriter:
         self.settle(until_late=True)
         self._writer.submit(step, epoch, snapshot, self.replica.environment.uid, spared)
         self._saved = step
-
-    def _report(self, checkpoint: Checkpoint) -> None:
-        self.replica.progress.update(checkpoint_step=checkpoint.step)
 
 
 @dataclass(frozen=True)
@@ -304,14 +284,6 @@ class Ending:
     model_step: int
     metrics: Mapping[str, float]
     stopped_early: str = ""
-
-
-def _agreed_alone(number: int) -> int:
-    return number
-
-
-def _not_compared(step: int) -> None:
-    """Do nothing: there is no other worker to compare with."""
 
 
 class CheckpointManager:
@@ -331,8 +303,8 @@ class CheckpointManager:
         snapshot: Callable[[], HostGroups],
         export: Callable[[HostGroups], None] | None = None,
         *,
-        agree: Callable[[int], int] = _agreed_alone,
-        compare: Callable[[int], None] = _not_compared,
+        agree: Callable[[int], int] = lambda number: number,
+        compare: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._replica = replica
         self._plan = plan
@@ -342,15 +314,7 @@ class CheckpointManager:
         self._export = export
         self._agree = agree
         self._compare = compare
-        self._writer = CheckpointWriter(replica)
-
-    def patient(self) -> AbstractContextManager[None]:
-        """As `CheckpointWriter.patient`, while steps are taken."""
-        return self._writer.patient()
-
-    def watch(self) -> None:
-        """As `CheckpointWriter.watch`."""
-        self._writer.watch()
+        self.writer = CheckpointWriter(replica)
 
     def resume(self, saved: HostGroups, step: int) -> bool:
         """Resume at `step`, whose checkpoint holds `saved`.
@@ -360,7 +324,7 @@ class CheckpointManager:
         """
         self._selection.resume(saved, step)
         if step and step % self._plan.checkpoint_every == 0:
-            self._selection.score(step, self._writer.settle)
+            self._selection.score(step)
         return self._selection.is_over() if step else False
 
     def epoch_ended(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -373,28 +337,21 @@ class CheckpointManager:
         Raises as `CheckpointWriter.between_steps` and `WeightsWatch.compare`.
         """
         is_due = step % self._plan.checkpoint_every == 0
-        is_boundary = is_due or self._plan.is_epoch_end(step)
-        is_stopping = self._replica.stop.requested
-        if is_boundary or is_stopping:
-            self._selection.look(step, self._writer.settle)
-        is_saving, is_stopping = self._agreed(is_due or self._selection.wants_checkpoint(step), is_stopping)
-        if is_saving or is_stopping:
+        epoch, spared = self._plan.epochs_done(step), self._selection.spared()
+        is_saving = is_due or step in spared
+        # The writer's wishes: the others take part in the comparison before it saves.
+        agreed = self._agree(int(is_saving) + 2 * int(self._replica.stop.requested))
+        if agreed:
             self._compare(step)
-            if self._selection.keeps_best:
-                self._writer.settle()  # each checkpoint may become the result
-        self._writer.between_steps(
-            step,
-            self._plan.epochs_done(step),
-            is_saving,
-            self._snapshot,
-            self._selection.spared(),
-            is_stopping=is_stopping,
+            if self._selection.rule.keep_best:
+                self.writer.settle()  # each checkpoint may become the result
+        self.writer.between_steps(
+            step, epoch, bool(agreed & 1), self._snapshot, spared, is_stopping=bool(agreed & 2)
         )
-        if not is_boundary:
-            return False
-        if is_due:
-            self._selection.score(step, self._writer.settle)
-        return self._selection.is_over()
+        if is_due and self._selection.scores:
+            self.writer.settle()
+            self._selection.score(step)
+        return (is_due or self._plan.is_epoch_end(step)) and self._selection.is_over()
 
     def end(
         self, step: int, metrics: Mapping[str, float], reason: str = "", *, is_changed: bool = False
@@ -411,29 +368,22 @@ class CheckpointManager:
         if is_writer:
             epoch = self._plan.epochs_done(step)
             spared = self._selection.spared()
-            trained = self._writer.save_last(step, epoch, self._snapshot, spared, says_more=is_changed)
+            trained = self.writer.save_last(step, epoch, self._snapshot, spared, says_more=is_changed)
         # Before the last checkpoint has its score, which might be an improvement.
-        is_early = is_writer and step < self._plan.total_steps
-        reason = (self._selection.reason() or reason) if is_early else ""
-        chosen = self._selection.choose(step, lambda: self._writer.watch_last(step))
+        if not is_writer or step >= self._plan.total_steps:
+            reason = ""
+        elif self._selection.rule.monitor:
+            reason = explain(self._selection.decision, self._selection.rule)
+        chosen = self._selection.choose(step)
         if chosen != step:
             trained = self._selection.put_back(self._groups, chosen)
             metrics = read_results(trained.get(LAST_EPOCH, ()))
-        ending = Ending(step, chosen, dict(metrics), reason)
         if is_writer:
-            self._hand_over(ending, trained)
-        return ending
-
-    def _agreed(self, is_saving: bool, is_stopping: bool) -> tuple[bool, bool]:
-        """Return what the writer does: the others take part in the comparison before it."""
-        wishes = self._agree(int(is_saving) + 2 * int(is_stopping))
-        return bool(wishes & 1), bool(wishes & 2)
-
-    def _hand_over(self, ending: Ending, trained: HostGroups) -> None:
-        if self._export is not None:
-            self._export(trained)
-        uid, total = self._replica.environment.uid, self._plan.total_steps
-        self._writer.mark(FinalMarker(ending.model_step, uid, ending.step, total, ending.stopped_early))
+            if self._export is not None:
+                self._export(trained)
+            uid, total = self._replica.environment.uid, self._plan.total_steps
+            self.writer.mark(FinalMarker(chosen, uid, step, total, reason))
+        return Ending(step, chosen, dict(metrics), reason)
 
     def _snapshot(self) -> HostGroups:
         return {**self._snapshot_of_training(), **self._selection.groups()}

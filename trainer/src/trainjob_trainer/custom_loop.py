@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import read
-from trainjob_trainer.checkpoint.store import Checkpoint
+from trainjob_trainer.checkpoint.store import Checkpoint, FinalMarker
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.data.batches import part_of
 from trainjob_trainer.distribution.collective import broadcast
@@ -30,7 +30,7 @@ from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.reporting.progress import by_loss
 from trainjob_trainer.reporting.step_times import StepClock
 from trainjob_trainer.reporting.summaries import Summaries
-from trainjob_trainer.resume import Start, Verdict, agree, choose_start, refuse_finished, restore
+from trainjob_trainer.resume import Start, Verdict, agree, refuse_finished, restore
 
 # Variables of tracked objects.
 
@@ -162,23 +162,24 @@ class Run:
             OutputFinished: the output folder holds a training that is finished at `total` or beyond.
             OutputFull, OutputUnwritable, Preempted, WeightsDiverged: as for `train_and_evaluate`.
         """
-        self._check_trainable()
+        if self.is_evaluator:
+            raise InvalidConfiguration("the evaluator takes no steps; ask `run.is_evaluator` first")
+        if not self._groups:
+            raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
         if is_smoke(os.environ):
             total = min(total, 1)
         task, store = self._replica.task, self._replica.store
         environment = self._replica.environment
-        verdict = agree(
-            self.strategy,
-            task,
-            lambda: choose_start(store, total, environment.uid, environment.reported_checkpoint),
-        )
+        reported = environment.reported_checkpoint
+        verdict = agree(self.strategy, task, store, total, environment.uid, reported)
         refuse_finished(verdict, store, total, environment.how_to_start_over)
         if verdict.verdict is Verdict.ENDED:
             return
         if task.is_writer:
             store.clear_final()
         (every,) = broadcast(self.strategy, task, [checkpoint_every or max(1, total // 10)])
-        weights = self._weights_watch(compare_weights)
+        wanted = is_wanted(os.environ, not has_gpus() if compare_weights is None else compare_weights)
+        weights = WeightsWatch(self.strategy, task, wanted=wanted)
         self._replica.progress.update(
             state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None
         )
@@ -201,7 +202,9 @@ class Run:
             profiler.finish(self._done)
             weights.compare(self._groups, self._done)
             self._metrics.reduce()
-            writer.finish(self._done, 0, lambda: self._metrics.saved(self._groups, is_reduced=True))
+            if task.is_writer:
+                writer.save_last(self._done, 0, lambda: self._metrics.saved(self._groups, is_reduced=True))
+                writer.mark(FinalMarker(self._done, environment.uid))
         self._summaries.flush()
         self._replica.progress.update(state="finished", step=self._done)
         self._replica.progress.flush()
@@ -245,16 +248,6 @@ class Run:
     def _number(self, value: Any) -> float:
         return float(self.strategy.experimental_local_results(value)[0])
 
-    def _weights_watch(self, asked: bool | None) -> WeightsWatch:
-        wanted = not has_gpus() if asked is None else asked
-        return WeightsWatch(self.strategy, self._replica.task, wanted=is_wanted(os.environ, wanted))
-
-    def _check_trainable(self) -> None:
-        if self.is_evaluator:
-            raise InvalidConfiguration("the evaluator takes no steps; ask `run.is_evaluator` first")
-        if not self._groups:
-            raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
-
 
 def init(*, keep: int = 3, output: str | Path | None = None, resume: bool = True) -> Run:
     """Return the run of this process. Workers wait here for each other.
@@ -280,9 +273,5 @@ def init(*, keep: int = 3, output: str | Path | None = None, resume: bool = True
     if replica.task.is_evaluator:
         return Run(replica, strategy, Start.nothing())
     uid, reported = replica.environment.uid, replica.environment.reported_checkpoint
-    start = agree(
-        strategy,
-        replica.task,
-        lambda: choose_start(replica.store, _ANY_NUMBER_OF_STEPS, uid, reported),
-    )
+    start = agree(strategy, replica.task, replica.store, _ANY_NUMBER_OF_STEPS, uid, reported)
     return Run(replica, strategy, start)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.checkpoint.files import Patience
+from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.data.batches import TrainingData
 from trainjob_trainer.engine.metric_state import scalars
@@ -25,86 +24,10 @@ from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile, announce, as_json
 from trainjob_trainer.reporting.summaries import Summaries
 
-# The evaluator's files for the training: its results, and the step that it scores now.
-
-
-FOLDER = "evaluator"
-RESULTS = "evaluations.jsonl"
-SCORING = "scoring.json"
-
-
-class Scored(NamedTuple):
-    """A result: the checkpoint's step and its metrics by name."""
-
-    step: int
-    metrics: Mapping[str, float]
-
-
-class EvaluatorScores:
-    """Reads the evaluator's folder for the training; the folder need not exist."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def size(self) -> int:
-        """Return the size of the results in bytes."""
-        with contextlib.suppress(OSError):
-            return (self._folder / RESULTS).stat().st_size
-        return 0
-
-    def read(self, begin: int) -> tuple[list[Scored], int]:
-        """Return the results from this byte on, and the byte where they end; an incomplete line is left out.
-
-        A file that is shorter than `begin` is a new one, and is read from its start.
-        """
-        begin = begin if begin <= self.size() else 0
-        try:
-            with (self._folder / RESULTS).open("rb") as file:
-                file.seek(begin)
-                data = file.read()
-        except OSError:
-            return [], begin
-        whole = data[: data.rfind(b"\n") + 1]
-        return list(_parsed(whole)), begin + len(whole)
-
-    def signs_of_life(self) -> tuple[int, int]:
-        """Return values that change with each result, and about twice a minute during an evaluation."""
-        with contextlib.suppress(OSError):
-            return self.size(), (self._folder / SCORING).stat().st_mtime_ns
-        return self.size(), 0
-
-    def scoring(self) -> int | None:
-        """Return the step of the checkpoint that is being scored or was scored last, if known."""
-        try:
-            return int(json.loads((self._folder / SCORING).read_text(encoding="utf-8"))["step"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-
-def touch_scoring(folder: Path) -> None:
-    """Show, as the evaluator, that a long evaluation makes progress."""
-    with contextlib.suppress(OSError):
-        os.utime(folder / SCORING)
-
-
-def tell_scoring(folder: Path, step: int) -> None:
-    """Write, as the evaluator, the step that is being scored, if that can be written now.
-
-    It stays until the next one replaces it; `ResultsFile` has made the folder.
-    """
-    with contextlib.suppress(OSError):
-        write_atomically(folder / SCORING, json.dumps({"step": step}))
-
-
-def _parsed(lines: bytes) -> Iterator[Scored]:
-    for line in lines.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            entry: Any = json.loads(line)
-            # NaN and infinities, which JSON lacks, are written as text.
-            yield Scored(int(entry["step"]), {str(k): float(v) for k, v in entry["metrics"].items()})
-
-
 # The checkpoints to score: each new one once, and always the final one.
+
+
+POLL_SECONDS = 0.5
 
 
 def wait_for_training(trainings: Trainings, call: Identity) -> int:
@@ -128,7 +51,6 @@ def follow(
     *,
     markers: Sequence[Callable[[], FinalMarker | None]] = (),
     job_uid: str | None = None,
-    final_step: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[Checkpoint, bool]]:
     """Yield (checkpoint, is_final) until the final one; the newest if several have appeared.
@@ -136,13 +58,13 @@ def follow(
     `markers` return what says that there will be no further one, by default `store.final`; if it names none
     of this store, the newest is final. Without any checkpoint nothing is yielded then.
 
-    A checkpoint that was yielded before it became the final one is yielded again as final. The end of an
-    earlier training has been scored by its own evaluator, and is skipped while its marker exists. Such a
-    marker is of another job, unless `job_uid` is None, or of a training that was to end before `final_step`.
+    A checkpoint that was yielded before it became the final one is yielded again as final. The end of
+    another job's training has been scored by its own evaluator, and is skipped while its marker exists; with
+    `job_uid` None every marker counts.
     """
     seen: Checkpoint | None = None
     while True:
-        is_over, newest = _look(store, markers or [store.final], seen, job_uid, final_step)
+        is_over, newest = _look(store, markers or [store.final], seen, job_uid)
         if is_over:
             if newest is not None:
                 yield newest, True
@@ -159,7 +81,6 @@ def _look(
     markers: Sequence[Callable[[], FinalMarker | None]],
     seen: Checkpoint | None,
     job_uid: str | None,
-    final_step: int | None,
 ) -> tuple[bool, Checkpoint | None]:
     """Return whether training is over, with its final checkpoint; else the newest unseen one."""
     try:
@@ -167,7 +88,7 @@ def _look(
     except CheckpointUnreadable:
         return False, None  # its writer may repair it
     is_own = marker is not None and (job_uid is None or marker.job_uid == job_uid)
-    if marker is None or not is_own or (final_step is not None and marker.total_steps < final_step):
+    if marker is None or not is_own:
         return False, _newest_unseen(store, marker, seen)
     if marker.step not in store.steps():
         return True, store.latest()
@@ -198,26 +119,30 @@ def _unless_seen(checkpoint: Checkpoint | None, seen: Checkpoint | None) -> Chec
 # Scores of a Keras model on held-out data, every example counted once.
 
 
-_SECONDS_BETWEEN_SIGNS = 30.0
+class Scoring(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Reports the progress of evaluations and predictions, which may take longer than a step."""
 
+    async_safe = True
 
-class BatchesTold(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Reports the progress of an evaluation, which distinguishes a long one from a stalled one."""
-
-    def __init__(self, progress: ProgressFile, folder: Path | None = None) -> None:
-        """Report to `progress`, and by the evaluator's folder, if given, to a training that waits."""
+    def __init__(self, progress: ProgressFile) -> None:
         super().__init__()
         self._progress = progress
-        self._folder = folder
-        self._touched_at = time.monotonic()
+        self._before = progress.last.state
+
+    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, also as `on_predict_begin`."""
+        self._before = self._progress.last.state
+        self._progress.update(state="evaluating", evaluated_batches=None)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Report a batch; Keras counts them from 0."""
+        """Called by Keras, also as `on_predict_batch_end`, with the last batch's number, from 0."""
         self._progress.update(evaluated_batches=batch + 1)
-        now = time.monotonic()
-        if self._folder is not None and now - self._touched_at >= _SECONDS_BETWEEN_SIGNS:
-            self._touched_at = now
-            touch_scoring(self._folder)
+
+    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, also as `on_predict_end`."""
+        self._progress.update(state=self._before, evaluated_batches=None)
+
+    on_predict_begin, on_predict_batch_end, on_predict_end = on_test_begin, on_test_batch_end, on_test_end
 
 
 class KerasScoring:
@@ -234,17 +159,14 @@ class KerasScoring:
         # Keras warns at the end of data whose size TensorFlow doesn't know.
         counted = data.dataset.apply(tf.data.experimental.assert_cardinality(data.examples))
         self._batches = counted.batch(batch).prefetch(tf.data.AUTOTUNE)
-        self._store = replica.store
-        self._told = BatchesTold(replica.progress, replica.environment.output_dir)
+        self._progress = replica.progress
 
-    def score(self, checkpoint: Checkpoint) -> Mapping[str, float]:
-        """Load the checkpoint's weights and evaluate; raises as `CheckpointStore.load`."""
-        self._store.load(checkpoint, {"model": self._model.variables})
-        metrics = self._model.evaluate(self._batches, verbose=0, return_dict=True, callbacks=[self._told])
-        return scalars(metrics)
+    def score(self, host: HostGroups) -> Mapping[str, float]:
+        """Evaluate the weights of a checkpoint; raises CheckpointMismatch if they are another model's."""
+        assign({"model": self._model.variables}, host)
+        callbacks = [Scoring(self._progress)]
+        return scalars(self._model.evaluate(self._batches, verbose=0, return_dict=True, callbacks=callbacks))
 
-
-POLL_SECONDS = 0.5
 
 Score = Callable[[Checkpoint], Mapping[str, float]]
 """Loads a checkpoint and returns its metrics. Raises CheckpointUnreadable if it is gone."""
@@ -261,6 +183,9 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Return the form of the results file and of progress reports."""
         return {"step": self.step, "metrics": as_json(self.metrics), "final": self.final}
+
+
+RESULTS = "evaluations.jsonl"
 
 
 class ResultsFile:
@@ -303,14 +228,12 @@ def evaluate_checkpoints(
     score: Score,
     *,
     markers: Sequence[Callable[[], FinalMarker | None]] = (),
-    final_step: int | None = None,
     score_final: Score | None = None,
 ) -> Evaluation | None:
     """Evaluate until the final checkpoint has been scored, and return its result; `markers` as in `follow`.
 
-    SIGTERM ends the process at once, from a separate thread. `final_step` is the step that the training is to
-    reach, if known; a marker of a training that was to reach less is of an earlier one. `score_final` adds
-    metrics for the final checkpoint only.
+    SIGTERM ends the process at once, from a separate thread. `score_final` adds metrics for the final
+    checkpoint only.
     """
     environment = replica.environment
     results = ResultsFile(environment.output_dir, environment.log_dir)
@@ -323,12 +246,10 @@ def evaluate_checkpoints(
         POLL_SECONDS,
         markers=markers,
         job_uid=replica.environment.uid or None,
-        final_step=None if replica.environment.uid else final_step,
     )
     for checkpoint, is_final in checkpoints:
         replica.progress.update(state="evaluating", step=checkpoint.step, evaluated_batches=None)
         if scored is None or scored[0] != checkpoint:
-            tell_scoring(replica.environment.output_dir, checkpoint.step)
             try:
                 scored = checkpoint, score(checkpoint)
             except CheckpointUnreadable:
@@ -338,31 +259,16 @@ def evaluate_checkpoints(
         further = score_final(checkpoint) if is_final and score_final is not None else {}
         last = Evaluation(checkpoint.step, {**scored[1], **further}, is_final)
         publish(replica, results, last)
+        replica.progress.update(state="waiting")
     replica.progress.update(state="finished")
     replica.progress.flush()
     return last
-
-
-def score_here(replica: Replica, score: Score) -> Callable[[int], None]:
-    """Return a function of a checkpoint's step that scores it, for a process that trains alone.
-
-    The result decides about the training, and is kept where an evaluator's would be.
-    """
-    results = ResultsFile(replica.environment.output_dir, replica.environment.log_dir)
-
-    def score_step(step: int) -> None:
-        replica.progress.update(state="evaluating")
-        publish(replica, results, Evaluation(step, score(replica.store.at(step)), final=False))
-        replica.progress.update(state="training")
-
-    return score_step
 
 
 def publish(replica: Replica, results: ResultsFile, evaluation: Evaluation) -> None:
     """Keep a result, and report it as the evaluator."""
     results.add(evaluation)
     replica.progress.update(
-        state="finished" if evaluation.final else "waiting",
         step=evaluation.step,
         checkpoint_step=evaluation.step,
         evaluated_batches=None,

@@ -14,27 +14,20 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.files import Files
-from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
-from trainjob_trainer.data.batches import TrainingData, measure
+from trainjob_trainer.checkpoint.snapshot import HostGroups, assign, read, read_json
+from trainjob_trainer.checkpoint.store import Checkpoint
+from trainjob_trainer.data.batches import TrainingData, measure, part_of
 from trainjob_trainer.data.source import (
+    Cache,
     TrainingSource,
     as_function,
     distributed_batches,
     only_first,
-    open_training_data,
-    policy_of,
     with_class_weight,
 )
-from trainjob_trainer.distribution.collective import broadcast, check_same_plan
+from trainjob_trainer.distribution.collective import broadcast, check_same_plan, gather
 from trainjob_trainer.distribution.strategy import build_strategy
-from trainjob_trainer.early_stopping import (
-    MonitoredSelection,
-    Selection,
-    Source,
-    build_monitoring,
-    find_source,
-    is_monitored,
-)
+from trainjob_trainer.early_stopping import VALIDATION, Rule, Selection, build_rule, is_monitored
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, OverAll, read_results, scalars
 from trainjob_trainer.engine.model_state import (
     build_model,
@@ -51,9 +44,11 @@ from trainjob_trainer.errors import InvalidConfiguration, first_line
 from trainjob_trainer.evaluation import (
     Evaluation,
     KerasScoring,
+    ResultsFile,
     Score,
+    announce_evaluation,
     evaluate_checkpoints,
-    score_here,
+    publish,
     wait_for_training,
 )
 from trainjob_trainer.identity import Identity, find_site
@@ -69,13 +64,10 @@ from trainjob_trainer.resume import (
     Start,
     Verdict,
     agree,
-    choose_start,
-    describe_differences,
     find_start,
-    read_settings,
+    go_on_with_settings,
     refuse_finished,
     restore,
-    settings_in_force,
     settings_of,
 )
 from trainjob_trainer.task import Task
@@ -219,8 +211,8 @@ def train_and_evaluate(
         recipe: settings of the training.
         test: as `heldout`, but only for the final checkpoint; its metrics have the prefix `test_`.
         callbacks: Keras's or your own, called on every worker as `fit` does; their logs don't contain `val_`
-            metrics, which are the evaluator's. The state of Keras's own callbacks survives a restart. On
-            workers other than the first, callbacks replace no file of worker 0's. Not with parameter servers.
+            metrics. The state of Keras's own callbacks survives a restart. On workers other than the first,
+            callbacks replace no file of worker 0's. Not with parameter servers.
         class_weight: weight of an example in the loss, by its integer label; as in `fit`.
         verbose: "auto" for occasional lines, 0 for none, 1 for Keras's progress bar instead.
         settings: those of a `Recipe`, which override or complete `recipe`; `epochs` or `steps`, and
@@ -335,40 +327,40 @@ def _for_smoke(request: _Request) -> _Request:
 
 def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     per_device = batch_of_a_device(request.batch, strategy.num_replicas_in_sync)
-    source = open_training_data(replica, strategy, request.train, request.recipe)
+    task, recipe = replica.task, request.recipe
+    source = _open(replica, strategy, request)
     plan = request.plan(source.examples)
     check_same_plan(strategy, replica.task, plan)
     replica = _placed(replica, strategy, request.recipe, plan)
-    values = _source_of_values(replica, request, plan)
-    start = agree(
-        strategy,
-        replica.task,
-        lambda: choose_start(
-            replica.store,
-            plan.total_steps,
-            replica.environment.uid,
-            None if replica.environment.generation else replica.environment.reported_checkpoint,
-        ),
-    )
+    uid, reported = replica.environment.uid, replica.environment.reported_checkpoint
+    if replica.environment.generation is not None:
+        reported = None  # `_placed` has looked
+    start = agree(strategy, replica.task, replica.store, plan.total_steps, uid, reported)
     refuse_finished(start, replica.store, plan.total_steps, replica.environment.how_to_start_over)
     spec = _batch_spec(source.at(start.step), per_device)
     model = build_model(strategy, _as_recipe_says(request), spec, request.recipe.seed)
-    score = _score_here(replica, strategy, request) if values is Source.HERE else None
+    score = _scoring(replica, strategy, request, model)
     with strategy.scope():
         groups, further = variable_groups(model), further_groups(model)
-    settings = _settings(request, model, source.examples)
+    known = {"global_batch": request.batch, "number_of_examples": source.examples}
+    settings = settings_of(model.optimizer, seed=request.recipe.seed, **known)  # the restore replaces some
     saved = restore(strategy, replica.task, replica.store, start, groups, further)
     if start.verdict is Verdict.ENDED:
         return _restored(replica, strategy, start, model, saved)
-    settings = _settings_from(replica, saved, settings)
+    before = read_json(saved[SETTINGS]) if SETTINGS in saved else {}
+    start_over = replica.environment.how_to_start_over
+    remedy = start_over if replica.task.has_parameter_servers else f"{IN_A_CALLBACK}, or {start_over}"
+    settings = go_on_with_settings(before, settings, remedy, is_writer=replica.task.is_writer)
     if not start.step and request.recipe.initial_weights:
         load_initial_weights(strategy, replica.task, model, request.recipe.initial_weights)
-    selection = _selection(replica, strategy, request, plan, model, values, score)
+    rule = _rule(replica, strategy, request, plan, model)
+    selection = Selection(replica, strategy, rule, plan.total_steps, score)
     if replica.task.is_writer:
         tell_unsaved(model)
         tell_unsynchronized(model, strategy.num_replicas_in_sync)
         replica.store.clear_final()
-        announce(policy_of(replica, source, request.recipe).sentence(plan))
+        policy = source.policy(task.num_workers, shuffle=recipe.shuffle, cache=recipe.cache)
+        announce(policy.sentence(plan))
     export = _export(replica, request, spec) if request.recipe.export else None
     batches = distributed_batches(replica, strategy, source, request.recipe, start.step)
     training = Training(
@@ -397,6 +389,14 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     return Result(model, ending.step, ending.metrics, ending.model_step)
 
 
+def _open(replica: Replica, strategy: Any, request: _Request) -> TrainingSource:
+    """Call the user's function of training data; all workers do so together."""
+    task = replica.task
+    name = f"{replica.environment.name}-{task.replica}"
+    cache = Cache.of(request.recipe.cache, name, reads_here=not task.is_coordinator)
+    return TrainingSource(request.train, part_of(task), lambda one: gather(strategy, task, one), cache)
+
+
 def _restored(replica: Replica, strategy: Any, start: Start, model: Any, saved: HostGroups) -> Result:
     """Return the result of a training that an earlier attempt ended; what follows it is tried again."""
     ended = replica.store.ended() if replica.task.is_writer else None
@@ -407,23 +407,6 @@ def _restored(replica: Replica, strategy: Any, start: Start, model: Any, saved: 
     replica.progress.update(state="finished", step=step, resumed_from=step, checkpoint_step=start.step)
     replica.progress.flush()
     return Result(model, step, read_results(saved.get(LAST_EPOCH, ())), start.step)
-
-
-def _settings(request: _Request, model: Any, examples: int | None) -> dict[str, Any]:
-    """Return the script's settings; the restore of the model later replaces the learning rate."""
-    known = {"global_batch": request.batch, "number_of_examples": examples, "seed": request.recipe.seed}
-    return settings_of(model.optimizer, **known)
-
-
-def _settings_from(replica: Replica, saved: HostGroups, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in force; the writer logs what has changed since the checkpoint."""
-    before = read_settings(saved.get(SETTINGS, ()))
-    start_over = replica.environment.how_to_start_over
-    remedy = start_over if replica.task.has_parameter_servers else f"{IN_A_CALLBACK}, or {start_over}"
-    if replica.task.is_writer:
-        for line in describe_differences(before, settings, remedy):
-            notice(line)
-    return settings_in_force(before, settings)
 
 
 def _as_recipe_says(request: _Request) -> BuildModel:
@@ -443,46 +426,64 @@ def _export(replica: Replica, request: _Request, spec: Any) -> Callable[[HostGro
     return lambda trained: export_model(replica, build, trained)
 
 
-def _source_of_values(replica: Replica, request: _Request, plan: TrainingPlan) -> Source | None:
+def _rule(replica: Replica, strategy: Any, request: _Request, plan: TrainingPlan, model: Any) -> Rule:
     recipe = request.recipe
     if not is_monitored(recipe):
-        return None
-    return find_source(recipe, replica, has_epochs=plan.epoch_steps is not None)
-
-
-def _selection(
-    replica: Replica,
-    strategy: Any,
-    request: _Request,
-    plan: TrainingPlan,
-    model: Any,
-    values: Source | None,
-    score: Callable[[int], None] | None,
-) -> Selection:
-    if values is None:
-        return Selection()
+        return Rule()
     is_alone = replica.task.is_coordinator  # it has the metrics of all workers
     names = list(scalars(model.get_metrics_result())) if is_alone else OverAll(strategy, model).names()
-    monitoring = build_monitoring(request.recipe, values, model, names)
-    return MonitoredSelection(replica, strategy, monitoring, plan.total_steps, score)
+    rule = build_rule(recipe, model, names)
+    if plan.epoch_steps is None and not rule.is_heldout:
+        raise InvalidConfiguration(
+            f"monitor: {rule.monitor} is measured once an epoch, and train() is endless; monitor "
+            f"{VALIDATION}{rule.monitor}, which each checkpoint has"
+        )
+    return rule
 
 
-def _score_here(replica: Replica, strategy: Any, request: _Request) -> Callable[[int], None]:
-    """Return the scoring function; call this before `further_groups`, since it resets the random state."""
-    evaluator = as_evaluator(replica)
+def _scoring(
+    replica: Replica, strategy: Any, request: _Request, trained: Any
+) -> Callable[[int], Mapping[str, float]] | None:
+    """Return what scores the present weights on the writer, if held-out examples decide about the training.
+
+    All workers call it before `further_groups`: it resets the random state. A process that trains alone keeps
+    the results as an evaluator does.
+    """
+    if not is_monitored(request.recipe) or not request.recipe.monitor.startswith(VALIDATION):
+        return None
+    score = None
+    if replica.task.is_writer:
+        alone = tf.distribute.get_strategy() if replica.task.is_distributed else strategy
+        evaluator = as_evaluator(replica)
+        _, scoring = _heldout_scoring(evaluator, alone, request)
+        environment = evaluator.environment
+        results = ResultsFile(environment.output_dir, environment.log_dir)
+
+        def score(step: int) -> Mapping[str, float]:
+            evaluation = Evaluation(step, scoring.score(read({"model": trained.variables})), final=False)
+            if replica.task.is_distributed:
+                announce_evaluation(evaluation)
+            else:
+                publish(evaluator, results, evaluation)
+            return evaluation.metrics
+
+    keras.utils.set_random_seed(request.recipe.seed)
+    return score
+
+
+def _heldout_scoring(replica: Replica, strategy: Any, request: _Request) -> tuple[Any, KerasScoring]:
+    """Build the model again, and return it with what scores it on the held-out examples."""
     heldout = measure(request.heldout(), "heldout")
     model = build_model(strategy, request.build, _batch_spec(heldout, None), request.recipe.seed)
-    return score_here(evaluator, KerasScoring(model, "heldout", heldout, request.batch, evaluator).score)
+    return model, KerasScoring(model, "heldout", heldout, request.batch, replica)
 
 
 def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
-    heldout = measure(request.heldout(), "heldout")
-    model = build_model(strategy, request.build, _batch_spec(heldout, None), request.recipe.seed)
+    model, scoring = _heldout_scoring(replica, strategy, request)
     final: Evaluation | None = evaluate_checkpoints(
         replica,
-        KerasScoring(model, "heldout", heldout, request.batch, replica).score,
+        lambda checkpoint: scoring.score(replica.store.read(checkpoint)),
         markers=[replica.store.ended, replica.store.final, current_process().trainings.root.final],
-        final_step=_final_step(replica, request),
         score_final=None if request.test is None else _test(replica, request.test, request, model),
     )
     step = final.step if final else 0
@@ -492,14 +493,12 @@ def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
 def _test(replica: Replica, load: LoadData, request: _Request, model: Any) -> Score:
     test = measure(load(), "test")
     scoring = KerasScoring(model, "test", test, request.batch, replica)
-    return lambda checkpoint: {f"test_{name}": value for name, value in scoring.score(checkpoint).items()}
 
+    def score(checkpoint: Checkpoint) -> Mapping[str, float]:
+        metrics = scoring.score(replica.store.read(checkpoint))
+        return {f"test_{name}": value for name, value in metrics.items()}
 
-def _final_step(replica: Replica, request: _Request) -> int | None:
-    """Return the last step, which without a job distinguishes this training's end from an earlier one's."""
-    if replica.environment.uid:
-        return None
-    return request.recipe.steps or request.plan(TrainingSource(request.train).examples).total_steps
+    return score
 
 
 def _batch_spec(data: TrainingData, batch: int | None) -> Any:

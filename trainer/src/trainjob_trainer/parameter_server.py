@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, read
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, json_group, read
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
-from trainjob_trainer.distribution.first_worker import is_gone
-from trainjob_trainer.distribution.strategy import explained, training_cluster
+from trainjob_trainer.distribution.first_worker import explained, is_gone
+from trainjob_trainer.distribution.strategy import training_cluster
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.engine.gradient_path import GradientPath, any_of
 from trainjob_trainer.engine.metric_state import (
@@ -34,7 +35,7 @@ from trainjob_trainer.engine.work_time import OwnTime, moment_after
 from trainjob_trainer.errors import OutputUnwritable
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
-from trainjob_trainer.resume import SETTINGS, saved_settings
+from trainjob_trainer.resume import SETTINGS
 from trainjob_trainer.task import Task
 from trainjob_trainer.training import Training
 
@@ -45,27 +46,19 @@ from trainjob_trainer.training import Training
 
 
 def add_on_server(model: Any) -> None:
-    """Make additions to a built model's metrics and its optimizer's step count run on the server."""
-    for variable in summed_variables(model):
-        _add_in_place(variable)
+    """Make additions to a built model's metrics and its optimizer's step count run on the server.
 
-
-def summed_variables(model: Any) -> Iterable[Any]:
-    """Return the variables that Keras adds to by itself; weights and moments are updated in place anyway."""
+    Weights and moments are updated in place anyway.
+    """
     iterations = getattr(model.optimizer, "iterations", None)
-    return [*metric_variables(model), *([iterations] if iterations is not None else [])]
+    for variable in [*metric_variables(model), *([iterations] if iterations is not None else [])]:
+        variable.assign_add = functools.partial(_change_in_place, variable, "assign_add")
+        variable.assign_sub = functools.partial(_change_in_place, variable, "assign_sub")
 
 
-def _add_in_place(variable: Any) -> None:
-    def assign_add(value: Any) -> Any:
-        variable.value.assign_add(tf.cast(value, variable.value.dtype))
-        return variable.value
-
-    def assign_sub(value: Any) -> Any:
-        variable.value.assign_sub(tf.cast(value, variable.value.dtype))
-        return variable.value
-
-    variable.assign_add, variable.assign_sub = assign_add, assign_sub
+def _change_in_place(variable: Any, change: str, value: Any) -> Any:
+    getattr(variable.value, change)(tf.cast(value, variable.value.dtype))
+    return variable.value
 
 
 @dataclass(frozen=True)
@@ -206,11 +199,18 @@ def serve(replica: Replica) -> NoReturn:
     don't wait for this process: they end it when the chief's process has ended. Raises PortInUse if the
     address of this replica is in use.
     """
-    with explained(replica.task):
-        server = start_server(replica.task)
-    announce(f"{replica.task.replica} serves at {replica.task.address}")
+    task = replica.task
+    with explained(task):
+        server = tf.distribute.Server(
+            training_cluster(task),
+            job_name=task.type,
+            task_index=task.index,
+            protocol="grpc",
+            config=_server_config(task),
+        )
+    announce(f"{task.replica} serves at {task.address}")
     replica.progress.update(state="training")
-    wait_for_end(lambda: _has_finished(replica.store), lambda: is_gone(replica.task.writer_address))
+    wait_for_end(lambda: _has_finished(replica.store), lambda: is_gone(task.writer_address))
     del server
     replica.progress.update(state="finished")
     replica.progress.flush()
@@ -222,17 +222,6 @@ def _has_finished(store: CheckpointStore) -> bool:
         return store.final() is not None
     except OutputUnwritable:
         return False  # it can't be read now: the next poll reads it again
-
-
-def start_server(task: Task) -> Any:
-    """Listen at this replica's address; TensorFlow's own threads serve."""
-    return tf.distribute.Server(
-        training_cluster(task),
-        job_name=task.type,
-        task_index=task.index,
-        protocol="grpc",
-        config=_server_config(task),
-    )
 
 
 def wait_for_end(
@@ -302,7 +291,7 @@ class CoordinatorLoop:
         self._engine = engine
         self._plan = plan
         self._groups = training.groups
-        self._settings = saved_settings(training.settings)
+        self._settings = json_group("settings", training.settings)
         self._watch = FiniteWatch(training.on_nan, replica.task)
         self._clock = clock
         self._executions = StepsPerExecution(lambda number: number)
@@ -327,7 +316,7 @@ class CoordinatorLoop:
         is_over = self._checkpoints.resume(saved, step)
         self._recorder.begin(step)
         self._recorded = step, self._clock()
-        with self._checkpoints.patient():
+        with self._checkpoints.writer.patient():
             while step < total and not is_over:
                 periods = self._plan.epoch_steps, self._plan.checkpoint_every
                 step = self._meet(iterators, step, next_stop(step, total, periods))
@@ -339,9 +328,9 @@ class CoordinatorLoop:
 
     def _meet(self, iterators: Any, step: int, until: int) -> int:
         """Run blocks until none is outstanding: at `until`, or earlier after a request to stop."""
-        handed_out = step
+        handed_out, most = step, BLOCKS_AHEAD * self._workers
         while True:
-            while self._may_hand_out(handed_out, until):
+            while handed_out < until and self._engine.outstanding < most and not self._replica.stop.requested:
                 count = next_block(until - handed_out, self._executions.wanted, self._workers)
                 self._engine.hand_out(iterators, count)
                 handed_out += count
@@ -352,11 +341,7 @@ class CoordinatorLoop:
             step += block.steps
             self._executions.record(block.steps, block.seconds)
             self._record(step, is_meeting=step == until)
-            self._checkpoints.watch()
-
-    def _may_hand_out(self, handed_out: int, until: int) -> bool:
-        is_full = self._engine.outstanding >= BLOCKS_AHEAD * self._workers
-        return handed_out < until and not is_full and not self._replica.stop.requested
+            self._checkpoints.writer.watch()
 
     def _record(self, step: int, *, is_meeting: bool) -> None:
         now = self._clock()

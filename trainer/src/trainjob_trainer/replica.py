@@ -17,7 +17,7 @@ from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import Preempted
 from trainjob_trainer.reporting.machine import keep_freed_memory
 from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
-from trainjob_trainer.resume import finished_before, refuse_finished
+from trainjob_trainer.resume import end_if_finished
 from trainjob_trainer.task import Task
 
 
@@ -77,12 +77,7 @@ def _check_output(replica: Replica) -> None:
     """Check that the job isn't finished and can write its output, before TensorFlow waits for the others."""
     if replica.task.is_evaluator:
         return
-    before = finished_before(replica.store, replica.environment.uid)
-    if before is not None:
-        final = replica.store.final()
-        why = final.stopped_early if final else ""
-        replica.progress.update(state="finished", step=before.step, stopped_early=why or None)
-        refuse_finished(before, replica.store, before.step, replica.environment.how_to_start_over)
+    end_if_finished(replica.store, replica.environment.uid, replica.progress)
     if replica.task.is_writer:
         replica.store.prepare()
 

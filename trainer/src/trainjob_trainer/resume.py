@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import (
     HostGroups,
-    NamedArray,
     VariableGroups,
     assign,
-    json_group,
-    read_json,
 )
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.errors import (
@@ -24,7 +21,7 @@ from trainjob_trainer.errors import (
     OutputFinished,
     StorageUnavailable,
 )
-from trainjob_trainer.reporting.progress import announce, notice
+from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
 from trainjob_trainer.task import Task
 
 ARRIVAL_SECONDS = 30.0
@@ -123,22 +120,33 @@ def set_aside_damaged(store: CheckpointStore, chosen: int) -> None:
         notice(f"the checkpoint of step {steps} is damaged and set aside: training goes on {going_on}")
 
 
-def finished_before(store: CheckpointStore, job_uid: str) -> Start | None:
-    """Return the start of a job that has already finished, by its marker; None for others.
+def end_if_finished(store: CheckpointStore, job_uid: str, progress: ProgressFile) -> None:
+    """End a replica that starts after its job has finished; raises SystemExit (code 0).
 
     This needs no TensorFlow, and above all no peers: a replica that restarts alone must not wait for them.
     """
     final = store.final()
     if final is None or _verdict(final, job_uid) is not Verdict.FINISHED_BY_THIS_JOB:
-        return None
-    return Start(Verdict.FINISHED_BY_THIS_JOB, final.ended_at)
+        return
+    progress.update(state="finished", step=final.ended_at, stopped_early=final.stopped_early or None)
+    refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, final.ended_at), store, final.ended_at, "")
 
 
-def agree(strategy: Any, task: Task, find: Callable[[], Start]) -> Start:
-    """Return the writer's decision on every worker: they may see different folders for a moment."""
+def agree(
+    strategy: Any,
+    task: Task,
+    store: CheckpointStore,
+    total_steps: int,
+    job_uid: str,
+    reported: int | None = None,
+) -> Start:
+    """Return the writer's decision on every worker, as `choose_start`.
+
+    They may see different folders for a moment.
+    """
     from trainjob_trainer.distribution.collective import broadcast  # noqa: PLC0415 - TensorFlow only when training
 
-    mine = find() if task.is_writer else Start.nothing()
+    mine = choose_start(store, total_steps, job_uid, reported) if task.is_writer else Start.nothing()
     verdict, step = broadcast(strategy, task, [int(mine.verdict), mine.step])
     return Start(Verdict(verdict), step)
 
@@ -228,8 +236,6 @@ def _verdict(final: FinalMarker, job_uid: str) -> Verdict:
 
 SETTINGS = "settings"
 """Group of a checkpoint of the library: `settings_of` the training; older checkpoints have none."""
-
-
 IN_A_CALLBACK = "set model.optimizer.learning_rate in a callback's on_train_begin"
 """How a script sets its own learning rate: the callback runs after the checkpoint's has replaced it."""
 
@@ -249,14 +255,13 @@ def settings_of(optimizer: Any, **others: Any) -> dict[str, Any]:
     return {**simple, **{name: value for name, value in others.items() if value is not None}}
 
 
-def saved_settings(settings: Mapping[str, Any]) -> list[NamedArray]:
-    """Return settings as a group of a checkpoint: JSON as bytes."""
-    return json_group("settings", settings)
-
-
-def read_settings(group: Sequence[NamedArray]) -> dict[str, Any]:
-    """Return the settings given to `saved_settings`; none for a missing group."""
-    return dict(read_json(group)) if group else {}
+def go_on_with_settings(
+    saved: Mapping[str, Any], now: Mapping[str, Any], to_have_it: str, *, is_writer: bool
+) -> dict[str, Any]:
+    """Return the settings in force; the writer logs what has changed, as `describe_differences`."""
+    for line in describe_differences(saved, now, to_have_it) if is_writer else ():
+        notice(line)
+    return settings_in_force(saved, now)
 
 
 def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any], to_have_it: str) -> list[str]:

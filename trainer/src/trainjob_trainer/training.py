@@ -32,7 +32,7 @@ from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.resume import SETTINGS, saved_settings
+from trainjob_trainer.resume import SETTINGS
 
 MEMORY = "callbacks"
 """Name of the checkpoint group that holds the state of callbacks."""
@@ -85,13 +85,13 @@ class Training:
         if saved:
             keep_files(self.users)
         self.recorder.begin(start_step)
-        with between.checkpoints.patient():
+        with between.checkpoints.writer.patient():
             with running_as(process):
                 self.model.fit(
                     batches,
                     epochs=call.epoch if is_over else call.epochs,
                     initial_epoch=call.epoch,
-                    steps_per_epoch=self._epoch_steps,
+                    steps_per_epoch=self.epoch_steps,
                     callbacks=[*self.users, between],
                     shuffle=False,
                     verbose=int(self.shows_bar and is_writer),
@@ -104,7 +104,7 @@ class Training:
         return ending
 
     @property
-    def _epoch_steps(self) -> int:
+    def epoch_steps(self) -> int:
         """Steps of an epoch; endless data is one epoch."""
         return self.plan.epoch_steps or self.plan.total_steps
 
@@ -112,13 +112,9 @@ class Training:
         """Return the writer's number; all workers call it together."""
         return broadcast(self.strategy, self.replica.task, [number])[0]
 
-    def step_of(self, epoch: int, batches: int) -> int:
-        """Return the steps of `epoch` whole epochs and `batches` batches of the next one."""
-        return epoch * self._epoch_steps + batches
-
     def _begin_call(self, step: int, saved: HostGroups) -> FitCall:
         prepare_fit()
-        epoch, batches = divmod(step, self._epoch_steps)
+        epoch, batches = divmod(step, self.epoch_steps)
         seen = Seen.by_any(self.strategy, self.replica.task, self.users)
         compiles = self.model.jit_compile and compile_in_parts(
             self.model, is_writer=self.replica.task.is_writer
@@ -155,7 +151,7 @@ class BetweenCalls(LastCallback):
         super().__init__(process, call, training.users, training.plan.total_steps)
         self._training = training
         self._plan = training.plan
-        self._settings = saved_settings(training.settings)
+        self._settings = json_group("settings", training.settings)
         self._metrics: Sequence[NamedArray] = ()
         self._is_within_epoch = False
         self._began = 0.0
@@ -187,7 +183,7 @@ class BetweenCalls(LastCallback):
         """Called by Keras."""
         seconds = time.perf_counter() - self._began
         super().on_train_batch_end(batch, logs)
-        before, step = self.process.step, self._training.step_of(self.call.epoch, batch + 1)
+        before, step = self.process.step, self.call.epoch * self._training.epoch_steps + batch + 1
         self.process.step = step
         own = self.call.own_time or OwnTime()
         self._training.recorder.record_call(step, step - before, seconds, own, self.figures(logs))

@@ -22,7 +22,6 @@ from trainjob_trainer.data.batches import (
     as_written,
     check_examples,
     count,
-    part_of,
     place_of,
     refuse_empty,
     reorders_itself,
@@ -32,7 +31,6 @@ from trainjob_trainer.data.batches import (
     turns,
     worker_batches,
 )
-from trainjob_trainer.distribution.collective import gather
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.recipe import Recipe, TrainingPlan, batch_of_a_device
 from trainjob_trainer.replica import Replica
@@ -57,35 +55,28 @@ class Policy:
 
     def sentence(self, plan: TrainingPlan) -> str:
         """Return the whole log line."""
-        clauses = [self._amount(plan), self._share(), self._order(), self._kept()]
-        return "training data: " + "; ".join(clause for clause in clauses if clause)
-
-    def _amount(self, plan: TrainingPlan) -> str:
-        if self.sizes is None:
-            return f"endless, {plan.global_batch:,} examples a step"
-        steps = f"{plan.epoch_steps:,} steps of {plan.global_batch:,} an epoch"
-        return f"{sum(self.sizes):,} examples, {steps}"
-
-    def _share(self) -> str:
-        if self.workers == 1:
-            return ""
-        is_one_part = self.sizes is not None and len(self.sizes) < self.workers
-        if not self.takes_part or is_one_part:
-            return f"each of {self.workers} workers reads all of it and takes one example in {self.workers}"
-        if self.sizes is None or are_nearly_equal(self.sizes):
-            return f"each of {self.workers} workers reads a part of its own"
-        return (
-            f"the parts hold {min(self.sizes):,} to {max(self.sizes):,} examples, so each of {self.workers} "
-            "workers reads all of them in turn, and every example comes equally often"
-        )
-
-    def _order(self) -> str:
-        if not self.shuffles or self.sizes is None:
-            return "in the order of train()"
-        return "shuffled anew each epoch" + (f", {self.window:,} at a time" if self.window else "")
-
-    def _kept(self) -> str:
-        return "" if self.cache is None else f"kept in {self.cache} once read"
+        sizes, workers = self.sizes, self.workers
+        if sizes is None:
+            amount = f"endless, {plan.global_batch:,} examples a step"
+        else:
+            steps = f"{plan.epoch_steps:,} steps of {plan.global_batch:,} an epoch"
+            amount = f"{sum(sizes):,} examples, {steps}"
+        if workers == 1:
+            share = ""
+        elif not self.takes_part or (sizes is not None and len(sizes) < workers):
+            share = f"each of {workers} workers reads all of it and takes one example in {workers}"
+        elif sizes is None or are_nearly_equal(sizes):
+            share = f"each of {workers} workers reads a part of its own"
+        else:
+            share = (
+                f"the parts hold {min(sizes):,} to {max(sizes):,} examples, so each of {workers} workers "
+                "reads all of them in turn, and every example comes equally often"
+            )
+        order = "in the order of train()"
+        if self.shuffles and sizes is not None:
+            order = "shuffled anew each epoch" + (f", {self.window:,} at a time" if self.window else "")
+        kept = f"kept in {self.cache} once read" if self.cache else ""
+        return "training data: " + "; ".join(clause for clause in (amount, share, order, kept) if clause)
 
 
 # The cache of examples: later epochs neither read nor parse them again.
@@ -162,8 +153,12 @@ class TrainingSource:
         self._turns: list[TrainingData] = []
         if not self.takes_step:
             self._open(gather)
+        if cache is not None and self.sizes is None:
+            raise InvalidConfiguration(
+                "cache: train() has no end, so no example would be read twice; leave the setting out"
+            )
         if cache is not None:
-            self._turns = self._kept(cache)
+            self._turns = [cache.keep(data, number) for number, data in enumerate(self._turns)]
 
     @property
     def examples(self) -> int | None:
@@ -222,20 +217,10 @@ class TrainingSource:
         check_parts(sizes)
         if _ENDLESS not in sizes:
             self.sizes = sizes
-            order = turns(sizes, self._part.index)
-            self._turns += [self._open_part(number, sizes[number]) for number in order[1:]]
-
-    def _open_part(self, number: int, size: int) -> TrainingData:
-        dataset = self._load(part=Part(number, self._part.count))
-        check_examples(dataset, "train")
-        return TrainingData(dataset, size)
-
-    def _kept(self, cache: Cache) -> list[TrainingData]:
-        if self.sizes is None:
-            raise InvalidConfiguration(
-                "cache: train() has no end, so no example would be read twice; leave the setting out"
-            )
-        return [cache.keep(data, number) for number, data in enumerate(self._turns)]
+            for number in turns(sizes, self._part.index)[1:]:
+                dataset = self._load(part=Part(number, self._part.count))
+                check_examples(dataset, "train")
+                self._turns.append(TrainingData(dataset, sizes[number]))
 
     def _open_step(self, step: int) -> TrainingData:
         dataset = self._load(step=step, **({PART: self._part} if self.takes_part else {}))
@@ -404,21 +389,6 @@ def refuse_python(graph: bytes) -> None:
             "parameter servers the workers read the data without your program: use TensorFlow's "
             "own operations, or TFRecord files"
         )
-
-
-def open_training_data(
-    replica: Replica, strategy: Any, load: Callable[..., Any], recipe: Recipe
-) -> TrainingSource:
-    """Call the user's function; all workers do so together."""
-    task = replica.task
-    name = f"{replica.environment.name}-{task.replica}"
-    cache = Cache.of(recipe.cache, name, reads_here=not task.is_coordinator)
-    return TrainingSource(load, part_of(task), lambda number: gather(strategy, task, number), cache)
-
-
-def policy_of(replica: Replica, source: TrainingSource, recipe: Recipe) -> Policy:
-    """Return how the job's workers share the training data."""
-    return source.policy(replica.task.num_workers, shuffle=recipe.shuffle, cache=recipe.cache)
 
 
 def distributed_batches(

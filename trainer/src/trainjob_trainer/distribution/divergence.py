@@ -39,50 +39,7 @@ _32_BITS, _64_BITS = (1 << 32) - 1, (1 << 64) - 1
 _FACTOR = 1_099_511_628_211
 _NOT_WANTED = -1
 _SHOWN = 4
-_BITCAST = (
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "int16",
-    "int32",
-    "int64",
-    "uint16",
-    "uint32",
-    "uint64",
-)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What decides whether a variable holds the same value on all devices.
-
-    Attributes:
-        on_read: each device has its own part, and a read returns their sum or mean.
-        aggregated: what a device assigns is first combined over all devices.
-        weight: it was created to be trained by gradients, frozen since then or not.
-        by_optimizer: it belongs to an optimizer, which updates it by the summed gradients.
-        replaced: its "gradient" is its new value, each device's own: a scale of 8-bit numbers.
-        gathered: it is updated by rows that are gathered from all devices, on a GPU: there the sums of
-            equal rows depend on their order, which changes.
-    """
-
-    on_read: bool = False
-    aggregated: bool = False
-    weight: bool = False
-    by_optimizer: bool = False
-    replaced: bool = False
-    gathered: bool = False
-
-    @property
-    def is_same_everywhere(self) -> bool:
-        """Whether all devices hold the same bits.
-
-        This excludes what each device's own forward pass assigns: moving statistics, random states, counters.
-        """
-        if self.on_read or self.replaced or self.gathered:
-            return False
-        return self.aggregated or self.weight or self.by_optimizer
+_BITCAST = {"bfloat16", *(f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (16, 32, 64))}
 
 
 @dataclass(frozen=True)
@@ -206,30 +163,34 @@ def mirrored(groups: VariableGroups) -> list[Any]:
     """Return the variables that hold the same bits on all devices."""
     optimizers = [one for name, group in groups.items() if _is_optimizer(name) for one in group]
     weights = [one for name, group in groups.items() if not _is_optimizer(name) for one in group]
+    # Rows that a GPU gathers from all devices: the sums of equal ones depend on their order, which changes.
+    # The optimizer's variables of these shapes are updated in the same way.
     gathered = {tuple(one.shape) for one in weights if getattr(one, "is_gathered", False) and has_gpus()}
     return [
         one
         for group, by_optimizer in ((weights, False), (optimizers, True))
         for one in group
-        if _is_comparable(one) and kind_of(one, by_optimizer, gathered).is_same_everywhere
+        if _is_comparable(one) and _is_same_everywhere(one, by_optimizer, gathered)
     ]
 
 
-def kind_of(variable: Any, by_optimizer: bool, gathered: frozenset[Any] | set[Any] = frozenset()) -> Kind:
-    """Describe a Keras or TensorFlow variable.
+def _is_same_everywhere(variable: Any, by_optimizer: bool, gathered: set[Any]) -> bool:
+    """Return whether all devices hold the same bits of a Keras or TensorFlow variable.
 
-    Freezing a layer changes Keras's variable alone; TensorFlow's stays as it was created. Tables of the
-    shapes `gathered` are updated by rows on a GPU, and so are the optimizer's variables of these shapes.
+    An optimizer updates its variables, and weights, by the summed gradients. This excludes what each device's
+    own forward pass assigns: moving statistics, random states, counters.
     """
     inner = _distributed(variable)
-    return Kind(
-        on_read=inner.synchronization == tf.VariableSynchronization.ON_READ,
-        aggregated=inner.aggregation != tf.VariableAggregation.NONE,
-        weight=bool(inner.trainable) and hasattr(variable, "path"),
-        by_optimizer=by_optimizer,
-        replaced=bool(getattr(variable, "overwrite_with_gradient", False)),
-        gathered=tuple(variable.shape) in gathered,
-    )
+    if inner.synchronization == tf.VariableSynchronization.ON_READ:
+        return False  # each device has its own part, and a read returns their sum or mean
+    if getattr(variable, "overwrite_with_gradient", False):
+        return False  # its "gradient" is its new value, each device's own: a scale of 8-bit numbers
+    if tuple(variable.shape) in gathered:
+        return False
+    # Freezing a layer changes Keras's variable alone; TensorFlow's stays as it was created.
+    is_weight = bool(inner.trainable) and hasattr(variable, "path")
+    is_aggregated = inner.aggregation != tf.VariableAggregation.NONE
+    return by_optimizer or is_weight or is_aggregated
 
 
 def _is_optimizer(group: str) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from trainjob_trainer.errors import InvalidConfiguration, PortInUse
 from trainjob_trainer.task import Task
 
 _SECONDS_A_LOOK = 1.0
@@ -93,3 +95,29 @@ def bear_pauses(*, has_agent: bool, service: Any = None) -> None:
     service.configure_coordination_service = functools.partial(
         service.configure_coordination_service, heartbeat_timeout_in_ms=int(1000 * seconds)
     )
+
+
+# Errors of code that makes TensorFlow listen.
+
+
+@contextlib.contextmanager
+def explained(task: Task) -> Iterator[None]:
+    """Explain such errors, and say what to do.
+
+    Raises:
+        InvalidConfiguration: an operation ran before; workers can't be connected any more.
+        PortInUse: another process uses this replica's address.
+    """
+    try:
+        yield
+    except Exception as error:
+        if "must be configured at program startup" in str(error):
+            raise InvalidConfiguration(
+                "a TensorFlow operation ran before the distribution strategy was built: workers can only be "
+                "connected before the first one, so build the strategy at the script's beginning"
+            ) from error
+        if "start gRPC server" in str(error):
+            raise PortInUse(
+                f"{task.replica} cannot listen on {task.address}: the port is taken by another process"
+            ) from error
+        raise

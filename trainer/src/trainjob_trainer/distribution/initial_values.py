@@ -3,15 +3,15 @@
 TensorFlow broadcasts the initial value of each variable from the first worker when it is created: one
 collective for each variable of a model and its optimizer. Here each worker takes the value that it computes
 itself. Before the values are used, the workers compare one hash. If it differs, the first worker's values of
-the variables that differ are broadcast together.
+the variables that differ are broadcast.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,6 @@ from trainjob_trainer.distribution.collective import gather_all
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task
 
-_LARGEST_PACK = 256 << 20
-"""Maximum bytes of one broadcast, unless a single variable has more: they are copied several times."""
 _WORD = 8
 """Bytes of the integers that are broadcast: a broadcast supports few types."""
 
@@ -41,11 +39,6 @@ def create_locally(strategy: Any, task: Task) -> None:
         InitialValues(strategy, task).install()
 
 
-def find_different(hashes: Sequence[Sequence[int]]) -> list[int]:
-    """Return the positions of variables whose hashes differ; `hashes` are by the worker's rank."""
-    return [position for position, seen in enumerate(zip(*hashes, strict=True)) if len(set(seen)) > 1]
-
-
 def refuse_other_counts(counts: Sequence[int], names: Sequence[str], last: Any) -> None:
     """Refuse different counts of new variables: the workers would wait for each other.
 
@@ -58,19 +51,6 @@ def refuse_other_counts(counts: Sequence[int], names: Sequence[str], last: Any) 
             f"(the newest here is {variable_name(last)}): all workers need the same model, created in the "
             "same order"
         )
-
-
-def build_packs(sizes: Sequence[int], largest: int) -> list[list[int]]:
-    """Group positions, in order, into packs of at most `largest` bytes; a larger one is alone."""
-    packs: list[list[int]] = []
-    room = 0
-    for position, size in enumerate(sizes):
-        if not packs or size > room:
-            packs.append([])
-            room = largest
-        packs[-1].append(position)
-        room -= size
-    return packs
 
 
 class InitialValues:
@@ -91,7 +71,15 @@ class InitialValues:
         extended._create_variable = self._creating(extended._create_variable)
         strategy.run = self._running(strategy.run)
         scope = strategy.scope
-        strategy.scope = functools.wraps(scope)(lambda: _Scope(scope(), self.agree))
+
+        @functools.wraps(scope)
+        @contextlib.contextmanager
+        def agreeing() -> Iterator[Any]:
+            with scope() as entered:
+                yield entered
+            self.agree()  # not after an error, which may be this worker's alone
+
+        strategy.scope = agreeing
 
     def agree(self) -> None:
         """Make the values of all new variables the same; all workers call it at the same point."""
@@ -102,9 +90,12 @@ class InitialValues:
             hashes = [_hash(variable) for variable in pending]
             told = gather_all(self._strategy, self._task, [len(pending), _hash_of(repr(hashes).encode())])
             refuse_other_counts([count for count, _ in told], self._task.trainees, pending[-1])
-            if find_different(told):
-                found = find_different(gather_all(self._strategy, self._task, hashes))
-                self._take_first_workers([pending[position] for position in found])
+            if len({total for _, total in told}) == 1:
+                return
+            by_variable = zip(*gather_all(self._strategy, self._task, hashes), strict=True)
+            for variable, seen in zip(pending, by_variable, strict=True):
+                if len(set(seen)) > 1:
+                    self._take_first_workers(variable)
 
     def _creating(self, create: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(create)
@@ -155,39 +146,15 @@ class InitialValues:
 
         return running
 
-    def _take_first_workers(self, variables: Sequence[Any]) -> None:
-        values = [local_components(variable)[0].numpy() for variable in variables]
-        for pack in build_packs([value.nbytes for value in values], _LARGEST_PACK):
-            own = b"".join(values[position].tobytes() for position in pack)
-            words = np.frombuffer(own + bytes(-len(own) % _WORD), np.int64)
-            device = self._strategy.extended.worker_devices[0]
-            received = self._broadcast_value(0, device, None, initial_value=words, dtype=tf.int64)()
-            everything, begin = received.numpy().tobytes(), 0
-            for position in pack:
-                mine = values[position]
-                value = np.frombuffer(everything, mine.dtype, mine.size, begin).reshape(mine.shape)
-                begin += mine.nbytes
-                for component in local_components(variables[position]):
-                    component.assign(value)
-
-
-class _Scope:
-    """A strategy's scope; the workers agree at its end, unless an error ends it on one of them."""
-
-    def __init__(self, scope: Any, agree: Callable[[], None]) -> None:
-        self._scope = scope
-        self._agree = agree
-
-    def __enter__(self) -> Any:
-        return self._scope.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Any:
-        suppressed = self._scope.__exit__(kind, error, trace)
-        if kind is None:
-            self._agree()
-        return suppressed
+    def _take_first_workers(self, variable: Any) -> None:
+        mine = local_components(variable)[0].numpy()
+        own = mine.tobytes()
+        words = np.frombuffer(own + bytes(-len(own) % _WORD), np.int64)
+        device = self._strategy.extended.worker_devices[0]
+        received = self._broadcast_value(0, device, None, initial_value=words, dtype=tf.int64)().numpy()
+        value = np.frombuffer(received.tobytes(), mine.dtype, mine.size).reshape(mine.shape)
+        for component in local_components(variable):
+            component.assign(value)
 
 
 def _is_in_replica() -> bool:

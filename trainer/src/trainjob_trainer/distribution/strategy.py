@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
+from trainjob_trainer.distribution.first_worker import bear_pauses, explained, wait_for_first_worker
 from trainjob_trainer.distribution.first_worker import listens as is_listening
 from trainjob_trainer.distribution.initial_values import create_locally
 from trainjob_trainer.environment import is_from_agent
-from trainjob_trainer.errors import InvalidConfiguration, PortInUse, first_line
+from trainjob_trainer.errors import InvalidConfiguration, first_line
 from trainjob_trainer.reporting.progress import ProgressFile, announce
 from trainjob_trainer.task import Task
 
@@ -200,31 +199,6 @@ def build_strategy(
         create_locally(strategy, task)
         _multi_worker.append((task, strategy))
     return strategy
-
-
-@contextlib.contextmanager
-def explained(task: Task) -> Iterator[None]:
-    """Explain the errors of code that makes TensorFlow listen, and say what to do.
-
-    Raises:
-        InvalidConfiguration: an operation ran before; workers can't be connected any more.
-        PortInUse: another process uses this replica's address.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if "must be configured at program startup" in str(error):
-            raise InvalidConfiguration(
-                "a TensorFlow operation ran before the distribution strategy was built: workers can only be "
-                "connected before the first one, so build the strategy at the script's beginning"
-            ) from error
-        raise
-    except tf.errors.OpError as error:
-        if "start gRPC server" in str(error):
-            raise PortInUse(
-                f"{task.replica} cannot listen on {task.address}: the port is taken by another process"
-            ) from error
-        raise
 
 
 def _build(kind: Kind, task: Task, tpu: str | None) -> Any:

@@ -22,7 +22,6 @@ import tensorflow as tf
 from trainjob_trainer.data.batches import (
     as_written,
     count_elements,
-    equally_many,
     read_on_cpu,
     reorders_itself,
     shared_out,
@@ -441,7 +440,7 @@ class OwnFiles:
             return None
         steps = epoch.steps_per_epoch or epoch.data_adapter.num_batches
         is_counted = use is Use.EVALUATE or not (steps or is_endless)
-        found = _exchange(epoch, dataset, file_shards.count_files(sharded, reads=True), batch, is_counted)
+        found = _exchange(epoch, dataset, file_shards.count_files(sharded), batch, is_counted)
         devices = epoch._distribute_strategy.num_replicas_in_sync // own.count
         choose = found.plan_training if use is Use.FIT else found.plan_evaluation
         plan = choose(own, devices)
@@ -528,11 +527,8 @@ def _sentence(epoch: Any, dataset: Any) -> str:
         return str(epoch._trainjob_files.sentence)
     if not isinstance(dataset, tf.data.Dataset) or not _is_ours_to_share(dataset):
         return "training data: TensorFlow shares it among the workers, by its auto_shard_policy"
-    files, own = None, part_of_worker(current_process().task)
-    if file_shards.has_readers(dataset):
-        with contextlib.suppress(tf.errors.OpError):
-            files = file_shards.count_files(file_shards.shard(equally_many(dataset), own), reads=False)
-    return file_shards.by_rows_sentence(own.count, files)
+    workers = current_process().task.num_workers
+    return f"training data: each of {workers} workers reads all of it and takes its rows of each batch"
 
 
 def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) -> bool:

@@ -12,6 +12,7 @@ from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, assign,
 from trainjob_trainer.engine.callbacks import put_back, remembered, remembered_weights
 from trainjob_trainer.engine.metric_state import METRICS, MetricState, scalars
 from trainjob_trainer.engine.model_state import checkpoint_groups
+from trainjob_trainer.evaluation import Scoring
 from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, PastCall, ScriptCall
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.reporting.profiler import Profiler
@@ -43,32 +44,6 @@ class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras; BackupAndRestore deletes its folder at this point."""
         self._claim_output()
-
-
-class Scoring(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Reports the progress of evaluations and predictions, which may take longer than a step."""
-
-    async_safe = True
-
-    def __init__(self, progress: ProgressFile) -> None:
-        super().__init__()
-        self._progress = progress
-        self._before = progress.last.state
-
-    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, also as `on_predict_begin`."""
-        self._before = self._progress.last.state
-        self._progress.update(state="evaluating", evaluated_batches=None)
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, also as `on_predict_batch_end`, with the last batch's number, from 0."""
-        self._progress.update(evaluated_batches=batch + 1)
-
-    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, also as `on_predict_end`."""
-        self._progress.update(state=self._before, evaluated_batches=None)
-
-    on_predict_begin, on_predict_batch_end, on_predict_end = on_test_begin, on_test_batch_end, on_test_end
 
 
 class LastCallback(Scoring):

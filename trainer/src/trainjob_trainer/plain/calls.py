@@ -175,7 +175,8 @@ def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]
 
 def see_tests(callbacks: Any) -> bool:
     """Return whether a callback of an evaluation, besides ours, looks at its batches."""
-    from trainjob_trainer.plain.callbacks import Scoring, listed  # noqa: PLC0415 - needs all of Keras
+    from trainjob_trainer.evaluation import Scoring  # noqa: PLC0415 - needs all of Keras
+    from trainjob_trainer.plain.callbacks import listed  # noqa: PLC0415 - as above
 
     users = [one for one in listed(callbacks) if not isinstance(one, Scoring)]
     return any(sees_batches(one, TEST_METHODS) for one in users)

@@ -15,7 +15,7 @@ from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.engine.model_state import variable_groups
-from trainjob_trainer.evaluation import BatchesTold, evaluate_checkpoints, wait_for_training
+from trainjob_trainer.evaluation import Scoring, evaluate_checkpoints, wait_for_training
 from trainjob_trainer.identity import Identity, find_site, key_of
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.strategy import end_evaluator
@@ -34,7 +34,7 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
             "ends. Pass validation_data=..., or leave the evaluator out with `evaluator: {replicas: 0}`"
         )
         end_evaluator(process)
-    told = {**data, "callbacks": [BatchesTold(process.progress)]}
+    told = {**data, "callbacks": [Scoring(process.progress)]}
     if not model.built:
         model.evaluate(**{**told, "steps": 1}, verbose=0)
     site, trainings = find_site("fit"), process.trainings

@@ -53,31 +53,8 @@ def shard(dataset: Any, part: Part) -> Any:
     return tf.data.experimental.from_variant(variant, dataset.element_spec)
 
 
-def has_readers(dataset: Any) -> bool:
-    """Return whether it seems to read files; sharding other data fills the log with errors."""
-    ahead = [dataset]
-    while ahead:
-        one = ahead.pop()
-        kind, inputs = type(one).__name__, one._inputs() if hasattr(one, "_inputs") else ()
-        takes_names = any(_is_name(each.element_spec) for each in inputs)
-        if "Record" in kind or "TextLine" in kind or (takes_names and kind.endswith(_OPENS)):
-            return True
-        ahead.extend(inputs)
-    return False
-
-
-_OPENS = ("InterleaveDataset", "FlatMapDataset")
-
-
-def _is_name(spec: Any) -> bool:
-    return isinstance(spec, tf.TensorSpec) and spec.dtype == tf.string and spec.shape.rank in (0, None)
-
-
-def count_files(sharded: Any, *, reads: bool) -> list[int] | None:
-    """Return the length of each list of files that the workers share; None if it can't be known.
-
-    With `reads`, the names are read if TensorFlow doesn't know their number.
-    """
+def count_files(sharded: Any) -> list[int] | None:
+    """Return the length of each list of files that the workers share; None if it can't be known."""
     graph = tf.compat.v1.GraphDef.FromString(
         tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(sharded),
@@ -86,9 +63,10 @@ def count_files(sharded: Any, *, reads: bool) -> list[int] | None:
         ).numpy()
     )
     inserted = [node for node in graph.node if node.op == "ShardDataset" and node.attr["require_non_empty"].b]
-    counts = [_elements(_upstream(graph, node), reads=reads) for node in inserted]
-    known = [one for one in counts if one is not None]
-    return known if known and len(known) == len(counts) else None
+    lists = [_upstream(graph, node) for node in inserted]
+    if any(int(one.cardinality()) == tf.data.INFINITE_CARDINALITY for one in lists):
+        return None
+    return [count_elements(one) for one in lists] or None
 
 
 def files_of(lists: Sequence[int], part: Part) -> int:
@@ -106,13 +84,6 @@ def _upstream(graph: Any, node: Any) -> Any:
     types = node.attr["output_types"].list.type
     specs = tuple(tf.TensorSpec(None, tf.as_dtype(one)) for one in types)
     return tf.data.experimental.from_variant(variant, specs)
-
-
-def _elements(dataset: Any, *, reads: bool) -> int | None:
-    count = int(dataset.cardinality())
-    if count == tf.data.UNKNOWN_CARDINALITY and reads:
-        return count_elements(dataset)
-    return count if count >= 0 else None
 
 
 def count_rows(dataset: Any, part: Part, batch: int, rows_of: Callable[[Any], Any]) -> int:
@@ -278,9 +249,6 @@ class Found:
         workers, files = len(self.files), self.files[0]
         if files == UNKNOWN:
             read = f"each of {workers} workers reads files of its own"
-        elif workers <= _NAMED:
-            rest = [f"worker {worker} reads {count}" for worker, count in enumerate(self.reads)][1:]
-            read = ", ".join([f"worker 0 reads {self.reads[0]} of {files} files", *rest])
         else:
             least, most = min(self.reads), max(self.reads)
             span = f"{least}" if least == most else f"{least} to {most}"
@@ -301,28 +269,11 @@ class Found:
         )
 
 
-_NAMED = 3
-"""Up to this many workers are named individually."""
-
-
 NO_FILES = (
     "auto_shard_policy is FILE, and TensorFlow finds no files in the data set (it knows TFRecordDataset, "
     "TextLineDataset and FixedLengthRecordDataset, in an interleave or flat_map too): leave the policy out; "
     "then each worker reads all of it and takes its rows"
 )
-
-
-def by_rows_sentence(workers: int, lists: Sequence[int] | None) -> str:
-    """Return the log line on what each worker reads if all read the same data.
-
-    `lists` counts the files that could be shared instead; None if there are none, or it isn't known.
-    """
-    read = f"training data: each of {workers} workers reads all of it and takes its rows of each batch"
-    if lists is None or min(lists) < workers:
-        return read
-    return (
-        f"{read}; with auto_shard_policy FILE (tf.data.Options) each reads its own of the {sum(lists)} files"
-    )
 
 
 # Batches for a worker's devices.

@@ -28,10 +28,9 @@ from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import (
     ARRIVAL_SECONDS,
     IN_A_CALLBACK,
-    describe_differences,
+    go_on_with_settings,
     read_agreed,
     set_aside_damaged,
-    settings_in_force,
     settings_of,
 )
 
@@ -66,7 +65,12 @@ def restore(
         number, step, chosen, before = broadcast(strategy, process.task, [number, step, plan, before])
         plan = ResumePlan(chosen)
     if plan is ResumePlan.FINISHED:
-        raise _finished(process, call)
+        final, environment = process.trainings.root.final(), process.environment
+        raise OutputFinished(
+            f"{environment.output_dir} holds a training that {final.words if final else 'has finished'}, and "
+            f"this fit asks for {call.epochs} epochs: ask for more epochs of the same fit to go on, or "
+            f"{environment.how_to_start_over}"
+        )
     call.plan, process.step = plan, max(process.step, before)
     call.times.step = process.step
     if not record.number:
@@ -91,7 +95,10 @@ def restore(
         call.remembered = () if state.complete else state.callbacks
         if _are_same_batches(state.settings, call.settings):
             call.midway = state.epochs_done, state.batches_done
-        _go_on_with_settings(process, call, state)
+        remedy = f"{IN_A_CALLBACK}, or {process.environment.how_to_start_over}"
+        call.settings = go_on_with_settings(
+            state.settings, call.settings, remedy, is_writer=process.is_writer
+        )
 
 
 def _identify(call: ScriptCall, model: Any, arguments: Mapping[str, Any]) -> Identity:
@@ -171,14 +178,6 @@ def _are_same_batches(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return all(then.get(name) == now.get(name) for name in ("global_batch", "steps_of_an_epoch"))
 
 
-def _go_on_with_settings(process: PlainProcess, call: ScriptCall, state: FitState) -> None:
-    remedy = f"{IN_A_CALLBACK}, or {process.environment.how_to_start_over}"
-    if process.is_writer:
-        for line in describe_differences(state.settings, call.settings, remedy):
-            notice(line)
-    call.settings = settings_in_force(state.settings, call.settings)
-
-
 def _settings(call: ScriptCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:
     context = importlib.import_module("tensorflow.python.eager.context")
     seed = context.global_seed() if is_seeded_by_user(context) else None
@@ -205,15 +204,6 @@ def _end_of(
             "are kept): the model has those of the newest checkpoint"
         )
     return None
-
-
-def _finished(process: PlainProcess, call: ScriptCall) -> OutputFinished:
-    final = process.trainings.root.final()
-    return OutputFinished(
-        f"{process.environment.output_dir} holds a training that {final.words if final else 'has finished'}, "
-        f"and this fit asks for {call.epochs} epochs: ask for more epochs of the same fit to go on, or "
-        f"{process.environment.how_to_start_over}"
-    )
 
 
 def _check_built(model: Any, store: CheckpointStore) -> None:

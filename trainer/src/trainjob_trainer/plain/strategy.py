@@ -17,8 +17,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
+from trainjob_trainer.distribution.first_worker import bear_pauses, explained, wait_for_first_worker
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.environment import keeps_own_strategy
 from trainjob_trainer.plain.keras_repair import bring_into_strategy
@@ -30,7 +29,7 @@ from trainjob_trainer.plain.process import (
 )
 from trainjob_trainer.plain.writers import forget_saves
 from trainjob_trainer.reporting.progress import announce, notice
-from trainjob_trainer.resume import finished_before, refuse_finished
+from trainjob_trainer.resume import end_if_finished
 from trainjob_trainer.task import Task
 
 _COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
@@ -58,7 +57,8 @@ def prepare_strategy(module: ModuleType) -> None:
         if self is _built():
             return
         with _building:
-            end_if_finished(process)
+            if not process.task.is_evaluator:
+                end_if_finished(process.trainings.root, process.environment.uid, process.progress)
             process.claim_output()
             forget_saves(process)
             process.progress.keep_fresh()
@@ -67,7 +67,9 @@ def prepare_strategy(module: ModuleType) -> None:
             end_on_request(process)
             seed_tensorflow(module.context)
             _build(process, lambda: original(self, cluster_resolver, communication_options))
-            _create_locally(self, process.task)
+            from trainjob_trainer.distribution.initial_values import create_locally  # noqa: PLC0415 - needs all of TensorFlow
+
+            create_locally(self, process.task)
             if trains_together(process.task):
                 _joint.append((process.task, self))
 
@@ -120,12 +122,6 @@ class _Building:
     def __exit__(self, *error: object) -> None:
         self.is_begun = False
         self.lock.release()
-
-
-def _create_locally(strategy: Any, task: Task) -> None:
-    from trainjob_trainer.distribution.initial_values import create_locally  # noqa: PLC0415 - needs all of TensorFlow
-
-    create_locally(strategy, task)
 
 
 def _has_begun_alone(task: Task, context: Any) -> bool:
@@ -286,20 +282,9 @@ def _build(process: PlainProcess, build: Callable[[], None]) -> None:
     process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
     wait_for_first_worker(process.task)
     bear_pauses(has_agent=process.environment.has_agent)
-    from trainjob_trainer.distribution.strategy import explained  # noqa: PLC0415 - needs all of TensorFlow
-
     with explained(process.task):
         build()
     process.progress.update(state="starting")
-
-
-def end_if_finished(process: PlainProcess) -> None:
-    """End a replica that starts after the job's end: it would wait for peers that never come."""
-    store = CheckpointStore(process.environment.checkpoint_dir)
-    before = None if process.task.is_evaluator else finished_before(store, process.environment.uid)
-    if before is not None:
-        process.progress.update(state="finished", step=before.step)
-        refuse_finished(before, store, before.step, process.environment.how_to_start_over)
 
 
 def _own_resolver(task: Task) -> Any:

@@ -27,11 +27,12 @@ from trainjob_trainer.plain.fit_call import ModelRecord, PastCall, ResumePlan, S
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
 from trainjob_trainer.plain.restoring import restore
-from trainjob_trainer.plain.strategy import bring_in, end_if_finished, is_one_of_several, report_alone
+from trainjob_trainer.plain.strategy import bring_in, is_one_of_several, report_alone
 from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import notice
+from trainjob_trainer.resume import end_if_finished
 
 
 def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
@@ -44,7 +45,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     if not model.compiled:
         return fit(model, **arguments)  # Keras reports what is missing
     if not process.count:  # without a strategy of several workers this has not run yet
-        end_if_finished(process)
+        end_if_finished(process.trainings.root, process.environment.uid, process.progress)
         end_on_request(process)
     bring_in(model)
     process.progress.keep_fresh()
