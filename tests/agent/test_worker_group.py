@@ -336,6 +336,23 @@ def test_a_finished_process_is_not_missed() -> None:
     assert simulation.group.phase == "finished"
 
 
+def test_a_worker_that_waits_in_a_call_for_one_that_has_ended_fails_the_job() -> None:
+    simulation = running(2)
+    simulation.end_child("worker-1", 0)
+    for meets in ("evaluate", "", "evaluate"):  # the first time worker 1 had only just ended
+        simulation.progress("worker-0", step=40, meets=meets)
+        simulation.tick()
+        simulation.tick(9)
+    assert simulation.group.phase == "running"
+    simulation.tick(1)
+    simulation.settle()
+    failure = simulation.group.failure
+    assert failure is not None
+    assert (simulation.group.phase, failure.reason) == ("failed", "InvalidConfiguration")
+    assert (failure.replica, failure.permanent) == ("worker-0", True)
+    assert failure.message.startswith("waits in evaluate() for worker-1, which has ended")
+
+
 def test_a_failure_after_a_peers_good_end_starts_all_again() -> None:
     simulation = running(2)
     simulation.end_child("worker-1", 0)

@@ -14,7 +14,7 @@ from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.keras_repair import fit_class
 from trainjob_trainer.plain.process import assigned, current_process
-from trainjob_trainer.plain.strategy import bring_in
+from trainjob_trainer.plain.strategy import bring_in, meet
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.task import Task, of_the_job
 
@@ -125,6 +125,7 @@ def _reported(original: Callable[..., Any], in_smoke: Mapping[str, Any]) -> Call
             with assigned(process, "is_scoring", True):
                 return original(*bound.args, **bound.kwargs)
         if process is not None:
+            meet(process, self, original.__name__)
             from trainjob_trainer.plain.callbacks import with_scoring  # noqa: PLC0415 - as above
 
             bound.arguments["callbacks"] = with_scoring(bound.arguments.get("callbacks"), process.progress)

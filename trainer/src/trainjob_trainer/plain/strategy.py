@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 from trainjob_trainer.distribution.first_worker import bear_pauses, explained, wait_for_first_worker
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.environment import keeps_own_strategy
-from trainjob_trainer.plain.keras_repair import bring_into_strategy
+from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.plain.keras_repair import bring_into_strategy, is_collective
 from trainjob_trainer.plain.process import (
     PlainProcess,
     current_process,
@@ -182,6 +183,32 @@ def _say(what: str) -> None:
             f"{what} of the job's {process.task.num_workers} workers, which train one model together; "
             "TRAIN_STRATEGY=own keeps the script's own"
         )
+
+
+_MET = ("fit", "evaluate", "predict")
+
+
+def meet(process: PlainProcess, model: Any, name: str) -> None:
+    """Check that all workers make the same call of Keras's; each calls it before its own.
+
+    If one of them has ended instead, the leading agent sees that by the report. Raises InvalidConfiguration
+    if another worker makes another call.
+    """
+    strategy, task = model.distribute_strategy, process.task
+    if process.call is not None or not is_collective(strategy):
+        return
+    from trainjob_trainer.distribution.collective import gather  # noqa: PLC0415 - needs all of TensorFlow
+
+    process.progress.update(meets=name)
+    found = gather(strategy, task, _MET.index(name))
+    process.progress.update(meets=None)
+    for rank, number in enumerate(found):
+        if _MET[number] != name:
+            other = f"{task.trainees[rank]} in {_MET[number]}()"
+            raise InvalidConfiguration(
+                f"{task.replica} is in {name}(), and {other}: every worker makes the same calls with a model "
+                "that they train; one by itself takes a model that it loads (keras.models.load_model)"
+            )
 
 
 def watch_own_loop(process: PlainProcess) -> None:

@@ -27,7 +27,7 @@ from trainjob_trainer.plain.fit_call import ModelRecord, PastCall, ResumePlan, S
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
 from trainjob_trainer.plain.restoring import restore
-from trainjob_trainer.plain.strategy import bring_in, is_one_of_several, report_alone
+from trainjob_trainer.plain.strategy import bring_in, is_one_of_several, meet, report_alone
 from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica
@@ -48,6 +48,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         end_if_finished(process.trainings.root, process.environment.uid, process.progress)
         end_on_request(process)
     bring_in(model)
+    meet(process, model, "fit")
     process.progress.keep_fresh()
     if process.count:  # the first `fit` is part of the start
         process.progress.update(state="preparing")

@@ -68,6 +68,7 @@ class Progress:
         error: `reason` and `message`, one sentence for a person.
         notices: the lines of `notice`, without doubles.
         trains_alone: whether each of several workers trains the whole model by itself.
+        meets: the call of Keras's in which this worker waits for the others; empty if it doesn't.
     """
 
     state: str = "starting"
@@ -91,6 +92,7 @@ class Progress:
     error: Mapping[str, str] | None = None
     notices: tuple[str, ...] | None = None
     trains_alone: bool | None = None
+    meets: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the known fields, with keys in camel case."""
