@@ -59,7 +59,8 @@ def has_readers(dataset: Any) -> bool:
     while ahead:
         one = ahead.pop()
         kind, inputs = type(one).__name__, one._inputs() if hasattr(one, "_inputs") else ()
-        takes_names = any(_is_name(each.element_spec) for each in inputs)
+        specs = [each.element_spec for each in inputs if isinstance(each.element_spec, tf.TensorSpec)]
+        takes_names = any(spec.dtype == tf.string and spec.shape.rank in (0, None) for spec in specs)
         if "Record" in kind or "TextLine" in kind or (takes_names and kind.endswith(_OPENS)):
             return True
         ahead.extend(inputs)
@@ -67,10 +68,6 @@ def has_readers(dataset: Any) -> bool:
 
 
 _OPENS = ("InterleaveDataset", "FlatMapDataset")
-
-
-def _is_name(spec: Any) -> bool:
-    return isinstance(spec, tf.TensorSpec) and spec.dtype == tf.string and spec.shape.rank in (0, None)
 
 
 def count_files(sharded: Any, *, reads: bool) -> list[int] | None:
