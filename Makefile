@@ -15,7 +15,7 @@ PACKAGES := operator/src trainer/src testbed release tests examples benchmarks
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fleet test-next check docs pictures format generate release-check version first-steps cluster-up cluster-down \
+.PHONY: help run test test-fleet test-keras test-next check docs pictures format generate release-check version first-steps cluster-up cluster-down \
     kind-e2e clean
 
 help:  ## Show what there is.
@@ -25,10 +25,14 @@ run: $(SYNCED)  ## Train the digits example here: two workers and an evaluator. 
 	@$(BIN)/trainjob run $(JOB) $(ARGS)
 
 test: check $(OLDEST)  ## Check and run all tests, side by side. ARGS='-k name' runs some.
-	@$(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 --ignore=tests/fleet $(ARGS)
+	@$(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 --ignore=tests/fleet \
+	    --ignore=tests/keras_own/whole $(ARGS)
 
 test-fleet: $(SYNCED)  ## Run the tests that take minutes each: fleets, several nodes, other versions. ARGS='-k name' runs some.
 	@$(BIN)/pytest --durations=10 tests/fleet $(ARGS)
+
+test-keras: $(SYNCED)  ## Run Keras's own tests under two workers, whole files of them. ARGS='-k trainer' runs some.
+	@$(BIN)/pytest --durations=10 tests/keras_own/whole $(ARGS)
 
 test-next: | $(UV)  ## Try the newest TensorFlow and Keras, pre-releases included. ARGS='-k name' runs some.
 	UV_PROJECT_ENVIRONMENT=.venv-next $(UV) sync --quiet --locked --compile-bytecode

@@ -72,13 +72,6 @@ def test_a_look_sees_all_steps_since_the_last_one() -> None:
     assert executions.wanted == 25
 
 
-def test_a_fixed_one_stays() -> None:
-    executions = StepsPerExecution.fixed(7)
-    assert run(executions, [1.0, 0.001, 0.001]) == [7, 7, 7]
-    assert executions.is_fixed
-    assert [executions.next_call(left) for left in (3, 7, 8)] == [3, 7, 7]
-
-
 def test_a_short_rest_is_taken_along() -> None:
     executions = StepsPerExecution(lambda number: number)
     run(executions, [1.0, 0.025])

@@ -156,6 +156,10 @@ def test_batches_of_another_shape_are_gathered_in_another_call(
     [
         (adapters.array_data_adapter.ArrayDataAdapter(np.zeros((8, 2)), batch_size=4), Shapes.EQUAL),
         (adapters.array_data_adapter.ArrayDataAdapter(np.zeros((9, 2)), batch_size=4), Shapes.LAST_SMALLER),
+        (
+            adapters.array_data_adapter.ArrayDataAdapter(tf.ragged.constant([[1], [2, 3]]), batch_size=2),
+            Shapes.UNKNOWN,
+        ),
         (tf_adapter(8, drop_remainder=True), Shapes.EQUAL),
         (tf_adapter(8, drop_remainder=False), Shapes.UNKNOWN),
         (SimpleNamespace(), Shapes.UNKNOWN),
@@ -186,52 +190,95 @@ class Epoch(SimpleNamespace):
         self.warned = True
 
 
-def build_epoch(use: Use = Use.FIT, batches: int | None = None, seen: int = 0) -> Any:
+def build_epoch(
+    use: Use = Use.FIT,
+    *,
+    a_call: int = 1,
+    batches: int | None = None,
+    of_an_epoch: int | None = None,
+    seen: int = 0,
+) -> Any:
     return Epoch(
         _trainjob_use=use,
         _num_batches=batches,
+        steps_per_epoch=of_an_epoch,
         _steps_seen=seen,
-        _current_iterator=iter(()),
+        _current_iterator=iter(range(1000)),
         warned=False,
         data_adapter=SimpleNamespace(),
         _trainjob_files=None,
-        steps_per_execution=1,
+        steps_per_execution=a_call,
     )
 
 
-def build_call(
-    *,
-    sees_tests: bool = False,
-    before: int = 0,
-    reads_over: bool = True,
-    every: int | None = None,
-    last_step: int | None = None,
-) -> Any:
-    return SimpleNamespace(
-        gathers=False,
-        sees_tests=sees_tests,
-        batches_before=before,
-        reads_over=reads_over,
-        every=every,
-        last_step=last_step,
-    )
+class Fast(StepsPerExecution):
+    """It wants that many steps a call, and no measure changes it."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__(lambda number: number)
+        self.wanted = wanted
+
+    @property
+    def longest(self) -> int:
+        return self.wanted
+
+
+def build_call(wanted: int | None = None, **more: Any) -> Any:
+    """A `fit` with so many steps a call; None: as many as Keras's."""
+    stated = {
+        "gathers": False,
+        "any_step": False,
+        "sees_tests": False,
+        "batches_before": 0,
+        "reads_over": True,
+        "every": None,
+        "last_step": None,
+        "seen": SimpleNamespace(batches=wanted is None),
+        "executions": None if wanted is None else Fast(wanted),
+    }
+    return SimpleNamespace(**{**stated, **more})
+
+
+def numbers(epoch: Any, steps: int, call: Any) -> list[tuple[int, int, int]]:
+    """Of each call the first and the last batch's number, as callbacks get them, and how many it takes."""
+    return [
+        (first, last, batches.count if isinstance(batches, Batches) else len(list(batches)))
+        for first, last, batches in _executions_of(epoch, steps, call)
+    ]
+
+
+PREDICTED = [(0, 2, 3), (3, 5, 3), (6, 8, 1)]
 
 
 @pytest.mark.parametrize(
-    ("use", "wanted", "steps", "expected"),
+    ("epoch", "steps", "call", "expected"),
     [
-        (Use.FIT, 10, 28, [(0, 9), (10, 19), (20, 27)]),
-        (Use.FIT, 100, 28, [(0, 27)]),
-        (Use.FIT, 1, 3, [(0, 0), (1, 1), (2, 2)]),
-        (Use.EVALUATE, 1, EVALUATION_BATCHES + 1, [(0, EVALUATION_BATCHES - 1), (EVALUATION_BATCHES,) * 2]),
+        (build_epoch(), 28, build_call(10), [(0, 9, 10), (10, 19, 10), (20, 27, 8)]),
+        (build_epoch(), 28, build_call(100), [(0, 27, 28)]),
+        (build_epoch(batches=3), 3, build_call(1), [(0, 0, 1), (1, 1, 1), (2, 2, 1)]),
+        (build_epoch(a_call=3, batches=7), 7, build_call(), PREDICTED),
+        (build_epoch(a_call=50, batches=7), 7, build_call(), [(0, 49, 7)]),
+        (build_epoch(Use.EVALUATE, a_call=3, batches=7), 7, None, PREDICTED),
+        (build_epoch(Use.EVALUATE, a_call=3, batches=7), 7, build_call(sees_tests=True), PREDICTED),
+        (build_epoch(Use.EVALUATE), 33, build_call(), [(0, 31, EVALUATION_BATCHES), (32, 32, 1)]),
+        (build_epoch(Use.PREDICT, a_call=3, batches=7), 7, None, PREDICTED),
+        # `steps_per_epoch` that `steps_per_execution` doesn't divide, twice: Keras takes whole calls
+        (
+            build_epoch(a_call=2, batches=10, of_an_epoch=5),
+            5,
+            build_call(),
+            [(0, 1, 2), (2, 3, 2), (4, 5, 2)],
+        ),
+        (build_epoch(a_call=2, batches=10, of_an_epoch=5, seen=6), 5, build_call(), [(0, 1, 2), (2, 3, 2)]),
+        (build_epoch(a_call=2, batches=10, of_an_epoch=5, seen=6), 5, build_call(9), [(0, 3, 4)]),
+        # in the library a call takes one batch if callbacks look at them, whatever the model says
+        (build_epoch(a_call=2, of_an_epoch=3), 3, build_call(any_step=True), [(n, n, 1) for n in range(3)]),
     ],
 )
 def test_an_epoch_is_cut_into_calls(
-    use: Use, wanted: int, steps: int, expected: list[tuple[int, int]]
+    epoch: Any, steps: int, call: Any, expected: list[tuple[int, int, int]]
 ) -> None:
-    calls = list(_executions_of(build_epoch(use), steps, StepsPerExecution.fixed(wanted), build_call()))
-    assert [(first, last) for first, last, _ in calls] == expected
-    assert [batches.count for _, _, batches in calls] == [last - first + 1 for first, last in expected]
+    assert numbers(epoch, steps, call) == expected
 
 
 def test_an_epoch_that_an_earlier_attempt_has_begun_goes_on_behind_its_batches() -> None:
@@ -239,9 +286,7 @@ def test_an_epoch_that_an_earlier_attempt_has_begun_goes_on_behind_its_batches()
     epoch._current_iterator = iter(tf.data.Dataset.range(10))
     calls = [
         (first, last, [int(next(batches)) for _ in range(batches.count)])
-        for first, last, batches in _executions_of(
-            epoch, 10, StepsPerExecution.fixed(4), build_call(before=3)
-        )
+        for first, last, batches in _executions_of(epoch, 10, build_call(4, batches_before=3))
     ]
     assert calls == [(3, 6, [3, 4, 5, 6]), (7, 9, [7, 8, 9])]
     assert epoch._steps_seen == 10
@@ -249,9 +294,8 @@ def test_an_epoch_that_an_earlier_attempt_has_begun_goes_on_behind_its_batches()
 
 def test_training_may_end_within_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob_trainer.plain.calls.current_process", lambda: SimpleNamespace(step=103))
-    call = build_call(before=3, reads_over=False, last_step=109)
-    calls = list(_executions_of(build_epoch(), 10, StepsPerExecution.fixed(4), call))
-    assert [(first, last) for first, last, _ in calls] == [(3, 6), (7, 8)]
+    call = build_call(4, batches_before=3, reads_over=False, last_step=109)
+    assert numbers(build_epoch(), 10, call) == [(3, 6, 4), (7, 8, 2)]
 
 
 def test_keras_own_calls_are_left_out_where_an_earlier_attempt_has_made_them() -> None:
@@ -269,39 +313,49 @@ def test_calls_end_where_a_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch) ->
     process = SimpleNamespace(step=103)
     monkeypatch.setattr("trainjob_trainer.plain.calls.current_process", lambda: process)
     counts = []
-    for _, last, batches in _executions_of(
-        build_epoch(), 12, StepsPerExecution.fixed(4), build_call(every=5)
-    ):
+    for _, last, batches in _executions_of(build_epoch(), 12, build_call(4, every=5)):
         counts.append(batches.count)
         process.step = 103 + last + 1
     assert counts == [2, 4, 1, 4, 1]
 
 
-def test_a_callback_that_looks_at_batches_of_an_evaluation_gets_each() -> None:
-    calls = list(
-        _executions_of(build_epoch(Use.EVALUATE), 3, StepsPerExecution.fixed(1), build_call(sees_tests=True))
-    )
-    assert [(first, last, batches.is_seen) for first, last, batches in calls] == [
-        (0, 0, True),
-        (1, 1, True),
-        (2, 2, True),
-    ]
-
-
 def test_the_pace_may_change_within_an_epoch() -> None:
     executions = StepsPerExecution(lambda number: number)
     counts = []
-    for _, _, batches in _executions_of(build_epoch(), 100, executions, build_call()):
+    for _, _, batches in _executions_of(build_epoch(), 100, build_call(1, executions=executions)):
         counts.append(batches.count)
         executions.record(batches.count, batches.count * 0.01)
     assert counts == [1, 4, 50, 45]
 
 
-def test_data_that_ends_before_the_epoch_does_ends_it_with_a_warning() -> None:
-    epoch = build_epoch(batches=12, seen=5)
-    calls = list(_executions_of(epoch, 10, StepsPerExecution.fixed(4), build_call()))
-    assert [(first, last) for first, last, _ in calls] == [(0, 3), (4, 6)]
-    assert epoch.warned
+@pytest.mark.parametrize(("of_an_epoch", "warned"), [(10, True), (None, False)])
+def test_data_that_ends_before_the_epoch_does_ends_it_with_a_warning(
+    of_an_epoch: int | None, warned: bool
+) -> None:
+    epoch = build_epoch(batches=12, seen=5, of_an_epoch=of_an_epoch)
+    assert numbers(epoch, 10, build_call(4)) == [(0, 3, 4), (4, 6, 3)]
+    assert epoch.warned is warned
+
+
+@pytest.mark.parametrize(
+    ("batches", "most", "expected"),
+    [
+        (Batches("data", 7), 3, [("data", 3), ("data", 3), ("data", 1)]),
+        (Batches("data", 7), 50, [("data", 7)]),
+        (Batches("data", 3, most=2), 50, [("data", 2), ("data", 1)]),  # the last has another shape
+        (Batches(iter("abc"), 2, is_open=True), 50, [(["a"], 1), (["b"], 1)]),
+        (Batches(iter("a"), 2, is_open=True), 50, [(["a"], 1)]),
+    ],
+)
+def test_a_call_of_keras_is_cut_into_those_of_tensorflow(
+    batches: Batches, most: int, expected: list[tuple[Any, int]]
+) -> None:
+    assert batches.in_calls(most) == expected
+
+
+def test_the_end_of_data_of_unknown_length_ends_the_epoch_as_in_keras() -> None:
+    with pytest.raises(StopIteration):
+        Batches(iter(()), 2, is_open=True).in_calls()
 
 
 def test_canary_keras_has_what_is_replaced() -> None:

@@ -7,18 +7,17 @@ from typing import Any
 from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.engine.not_finite import Found, OnNan
-from trainjob_trainer.engine.stepping import ManySteps, compile_in_parts, compiled_step
+from trainjob_trainer.engine.stepping import ManySteps, in_parts
 
 
 class Steps:
     """Many in a call."""
 
     def __init__(self, strategy: Any, model: Any, on_nan: OnNan = OnNan.STOP) -> None:
-        compiled = model.jit_compile and compile_in_parts(model, is_writer=True)
         self._strategy = strategy
         self._steps = ManySteps(
             strategy,
-            compiled_step(model) if compiled else model.train_step,
+            in_parts(model, model.train_step, is_writer=True),
             model.get_metrics_result,
             GradientPath.of(model, strategy, on_nan),
         )

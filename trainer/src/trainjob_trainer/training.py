@@ -21,7 +21,6 @@ from trainjob_trainer.early_stopping import Selection
 from trainjob_trainer.engine.callbacks import keep_files, remembered
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, OverAll, read_results, saved_results
 from trainjob_trainer.engine.not_finite import FiniteWatch, OnNan
-from trainjob_trainer.engine.stepping import compile_in_parts
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.plain.callbacks import LastCallback
@@ -116,9 +115,6 @@ class Training:
         prepare_fit()
         epoch, batches = divmod(step, self.epoch_steps)
         seen = Seen.by_any(self.strategy, self.replica.task, self.users)
-        compiles = self.model.jit_compile and compile_in_parts(
-            self.model, is_writer=self.replica.task.is_writer
-        )
         task = self.replica.task
         return FitCall(
             number=1,
@@ -131,8 +127,7 @@ class Training:
             reads_over=False,
             any_step=True,
             seen=seen,
-            executions=StepsPerExecution.fixed(1) if seen.batches else StepsPerExecution(self.agree),
-            compiles=bool(compiles),
+            executions=None if seen.batches else StepsPerExecution(self.agree),
             watch=FiniteWatch(self.on_nan, task),
             weights=WeightsWatch(self.strategy, task, wanted=self.compares_weights),
             remembered=read_json(saved[MEMORY]) if MEMORY in saved else (),

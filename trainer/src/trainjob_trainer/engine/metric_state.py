@@ -73,7 +73,8 @@ class OverAll:
         self._model = model  # its metrics may not be built yet
         self.results = tf.function(self._results, autograph=False)
         """Return the metrics by name. All workers call it together."""
-        self._reset_here = tf.function(self._reset_replicas, autograph=False)
+        self.reset = tf.function(self._reset_replicas, autograph=False)
+        """Reset the metrics; all workers call it together. A metric's own `reset_state` may need Python."""
         self._reduced = tf.function(self._reduced_here, autograph=False)
 
     def names(self) -> list[str]:
@@ -84,13 +85,6 @@ class OverAll:
     def state(self) -> list[NamedArray]:
         """Return the metrics' variables for a checkpoint. All workers call it together."""
         return MetricState(self._model).on_host([flat.numpy() for flat in self._reduced()])
-
-    def reset(self) -> None:
-        """Reset the metrics; all workers call it together."""
-        if has_own_reset(self._model):
-            self._model.reset_metrics()
-        else:
-            self._reset_here()
 
     def _results(self) -> Any:
         return MetricState(self._model).results(self._reduced_here())

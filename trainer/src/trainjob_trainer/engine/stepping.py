@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,33 +17,41 @@ from trainjob_trainer.engine.not_finite import Found, OnNan
 from trainjob_trainer.engine.work_time import OwnTime, data_moment, moment_after, own_seconds
 from trainjob_trainer.reporting.progress import announce
 
-# XLA for the forward and the backward pass of Keras's own training step, with any number of workers.
+# XLA for Keras's own training and test steps, with any number of workers.
 #
 # XLA can't compile collectives: TensorFlow refuses them on CPUs and ends the process on GPUs. So the two
-# passes are one compiled function, and gradients are summed and applied outside it.
+# passes of a training step are one compiled function, outside which gradients are summed and applied. A test
+# step has no collectives, and is one as a whole.
 
 
-def compile_in_parts(model: Any, *, is_writer: bool) -> bool:
-    """Keep Keras from compiling a whole step; return whether to use `compiled_step`.
+def in_parts(model: Any, step: Callable[..., Any], *, is_writer: bool) -> Callable[..., Any]:
+    """Return a device's step, with what XLA can compile of it compiled if the model asks for XLA.
 
     The writer logs why XLA can't be used.
     """
-    model.jit_compile = False
+    if not model.jit_compile or model.run_eagerly:
+        return step
+    trains = step.__name__ == "train_step"
     reason = reason_against(model)
-    if reason and is_writer:
-        announce(f"jit_compile=True is left out: {reason}")
-    return reason is None
+    if reason is not None:
+        if trains and is_writer:
+            announce(f"jit_compile=True is left out: {reason}")
+        return step
 
+    @functools.wraps(step)
+    def compiled(data: Any) -> Any:
+        if trains:
+            return _train_step(model, data)
+        return tf.function(step, jit_compile=True, autograph=False)(data)  # for this device's variables
 
-def compiled_step(model: Any) -> Callable[[Any], Any]:
-    """Return a device's training step whose two passes XLA compiles."""
-    return lambda data: _train_step(model, data)
+    return compiled
 
 
 def reason_against(model: Any) -> str | None:
-    """Return why XLA can't compile this model's forward and backward pass; None if it can."""
-    if not type(model).train_step.__module__.startswith("keras."):
-        return f"{type(model).__name__} has a train_step of its own"
+    """Return why XLA can't compile this model's steps; None if it can."""
+    for name in ("train_step", "test_step"):
+        if not getattr(type(model), name).__module__.startswith("keras."):
+            return f"{type(model).__name__} has a {name} of its own"
     for layer in model._flatten_layers():
         if getattr(layer, "synchronized", False):
             return f"the layer {layer.name} meets the other workers in the forward pass"
@@ -132,7 +141,10 @@ class ManySteps:
         self.found = Found()
 
     def take(self, iterator: Any, count: int) -> Any:
-        """Take `count` steps, the same count on every worker; return `results` of the devices."""
+        """Take `count` steps, the same count on every worker; return `results` of the devices.
+
+        Instead of an iterator it may be a list of one batch, for one step.
+        """
         with rewritten_once():
             results, spent, *found = self._call(iterator, tf.constant(count, tf.int32))
         self.own_time = OwnTime.of(spent, count)  # waits for the call's end
@@ -147,7 +159,7 @@ class ManySteps:
         def body(done: Any, spent: Any, *found: Any) -> Any:
             began = moment_after([done])
             with tf.control_dependencies([began]):
-                data = next(iterator)
+                data = iterator[0] if isinstance(iterator, list) else next(iterator)
             had = data_moment(data)
             one = self._strategy.run(self._one_step, args=(data,))
             later = self._noted(done, found, one) if watched else ()

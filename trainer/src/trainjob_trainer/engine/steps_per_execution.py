@@ -26,23 +26,15 @@ class StepsPerExecution:
 
     def __init__(self, agree: Callable[[int], int]) -> None:
         self.wanted = 1
-        self.is_fixed = False
         self._agree = agree
         self._calls = 0
         self._steps = 0
         self._seconds = 0.0
 
-    @classmethod
-    def fixed(cls, steps: int) -> StepsPerExecution:
-        """Return an instance whose calls always take `steps` steps."""
-        executions = cls(lambda number: number)
-        executions.wanted, executions.is_fixed = steps, True
-        return executions
-
     @property
     def longest(self) -> int:
         """The most steps that the next call may take."""
-        return self.wanted if self.is_fixed else int(self.wanted * LONGEST)
+        return int(self.wanted * LONGEST)
 
     def next_call(self, left: int) -> int:
         """Return the steps of the next call, if `left` steps remain until other work is due."""
@@ -51,8 +43,6 @@ class StepsPerExecution:
     def record(self, count: int, seconds: float) -> None:
         """Record the duration of a call of `count` steps. All workers call it together."""
         self._calls += 1
-        if self.is_fixed:
-            return
         if self._calls == 1:  # it traces
             self.wanted = TIMED_STEPS
             return

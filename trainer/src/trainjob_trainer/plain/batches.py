@@ -74,7 +74,9 @@ def fill_rest(dataset: Any, least: int) -> Any:
     dense = all(isinstance(spec, tf.TensorSpec) and _is_batched(spec) for spec in specs)
     if not dense or all(spec.shape[0] is not None for spec in specs):
         return dataset
-    nothing = tf.nest.map_structure(_no_rows, dataset.element_spec)
+    nothing = tf.nest.map_structure(
+        lambda spec: tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype), dataset.element_spec
+    )
 
     @as_written
     def hold_back(held: Any, batch: Any) -> Any:
@@ -82,7 +84,11 @@ def fill_rest(dataset: Any, least: int) -> Any:
         is_rest = (rows > 0) & (rows < least) & (before > 0) & _are_of_one_width(held, batch)
         missing = tf.where(is_rest, tf.minimum(least - rows, before), 0)
         moved = _sliced(held, before - missing, before)
-        filled = tf.cond(is_rest, lambda: _joined(moved, batch), lambda: batch)
+        filled = tf.cond(
+            is_rest,
+            lambda: tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), moved, batch),
+            lambda: batch,
+        )
         return filled, _sliced(held, 0, before - missing)
 
     end = tf.data.Dataset.from_tensors(nothing)
@@ -104,7 +110,8 @@ def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False
         return Part(_sliced(batch, begin, end), share)
 
     if count == 1:
-        return _mapped(dataset, lambda batch: cut(batch, first))
+        only = as_written(lambda *batch: cut(_element(dataset, batch), first))
+        return dataset.map(only, num_parallel_calls=tf.data.AUTOTUNE)
     numbers = tf.data.Dataset.range(first, first + count)
 
     @as_written
@@ -125,14 +132,6 @@ def part_of(total: Any, number: Any, of: int) -> tuple[Any, Any, Any]:
     end = later + (is_empty if isinstance(is_empty, bool) else tf.cast(is_empty, later.dtype))
     copies = -(-(begin + 1) * of // total) + (-begin * of // total)
     return begin, end, copies
-
-
-def _mapped(dataset: Any, function: Callable[[Any], Any]) -> Any:
-    @as_written
-    def of_element(*parts: Any) -> Any:
-        return function(_element(dataset, parts))
-
-    return dataset.map(of_element, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _element(dataset: Any, parts: Any) -> Any:
@@ -165,17 +164,9 @@ def _sliced(batch: Any, start: Any, end: Any) -> Any:
     return tf.nest.map_structure(of, batch)
 
 
-def _joined(first: Any, second: Any) -> Any:
-    return tf.nest.map_structure(lambda a, b: tf.concat([a, b], axis=0), first, second)
-
-
 def _are_of_one_width(first: Any, second: Any) -> Any:
     pairs = zip(tf.nest.flatten(first), tf.nest.flatten(second))
     return tf.reduce_all([tf.reduce_all(tf.shape(a)[1:] == tf.shape(b)[1:]) for a, b in pairs])
-
-
-def _no_rows(spec: Any) -> Any:
-    return tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype)
 
 
 def share_batches(trainer: ModuleType) -> None:
@@ -205,16 +196,19 @@ def share_batches(trainer: ModuleType) -> None:
         size = _size_of(self.data_adapter, dataset)
         self._trainjob_files = OwnFiles.of(self, dataset, size) if collective else None
         if training and _is_reordered(self, dataset):
-            self._trainjob_order.follow(_read_here(self, dataset))
-        if training and current_process().call is not None:
-            current_process().call.batch_size = size  # type: ignore[union-attr]
+            files = self._trainjob_files
+            self._trainjob_order.follow(dataset if files is None else files.sharded)
+        call = current_process().call
+        if training and call is not None:
+            call.batch_size = size
         if self._trainjob_files is not None:
             self._trainjob_files.declare_length(self)
         elif collective and not self.steps_per_epoch:
             dataset = _counted(self.data_adapter, dataset)
             self._num_batches = self.data_adapter.num_batches
+        self._trainjob_is_open = collective and not (self.steps_per_epoch or self._num_batches)
         is_for_writer = training and current_process().is_writer and current_process().task.num_workers > 1
-        if is_for_writer and collective and _is_to_be_told(current_process().call):
+        if is_for_writer and collective and (call is None or call.reads_over):  # the library says it itself
             _tell_once(_sentence(self, dataset))
         self._trainjob_endless = training and collective and _may_go_on(self, dataset)
         self._distributed_dataset = _distributed(self, dataset, size)
@@ -334,10 +328,6 @@ def _is_reordered(epoch: Any, dataset: Any) -> bool:
     return adapter.num_batches is not None and not epoch.steps_per_epoch
 
 
-def _read_here(epoch: Any, dataset: Any) -> Any:
-    return dataset if epoch._trainjob_files is None else epoch._trainjob_files.sharded
-
-
 def _go_on(epoch: Any, call: FitCall) -> None:
     """Before the first epoch after a restart, bring the data to where this epoch began."""
     passed = call.epoch - epoch._trainjob_order.first
@@ -349,8 +339,7 @@ def _go_on(epoch: Any, call: FitCall) -> None:
         epoch.data_adapter.on_epoch_end()
     if not epoch.steps_per_epoch:
         return
-    taken_at_once = 1 if call.executions is not None else epoch.steps_per_execution
-    steps = -(-epoch.steps_per_epoch // taken_at_once) * taken_at_once
+    steps = -(-epoch.steps_per_epoch // epoch.steps_per_execution) * epoch.steps_per_execution
     renewals, served = standing_after(passed, steps, epoch._num_batches)
     if type(epoch.data_adapter).__name__ == "TFDatasetAdapter":
         pipeline = epoch.data_adapter.get_tf_dataset()
@@ -389,11 +378,11 @@ def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
     def own(context: Any) -> Any:
         local = replicas // context.num_input_pipelines
         mine = files.taken() if whole is None else whole(context.input_pipeline_id * local, local)
-        # Keras counts the batches and stops at the last one. With a finite data set, all workers would
-        # agree before each step on whether there is more data. At its end, some workers would leave
-        # a collective in which others wait.
-        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return mine.apply(endless).prefetch(tf.data.AUTOTUNE)
+        # Keras counts the batches and stops at the last one. Where their number isn't known, TensorFlow has
+        # all workers agree before each batch on whether there is one.
+        if not epoch._trainjob_is_open:
+            mine = mine.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return mine.prefetch(tf.data.AUTOTUNE)
 
     return shared_out(strategy, own)
 
@@ -428,7 +417,9 @@ class OwnFiles:
         use, own = epoch._trainjob_use, part_of_worker(current_process().task)
         if use is Use.PREDICT or not file_shards.is_by_file(dataset) or not has_rows(dataset):
             return None
-        batch = size if _can_be_joined(dataset) else None
+        specs = tf.nest.flatten(dataset.element_spec)
+        dense = all(isinstance(one, tf.TensorSpec) and _is_batched(one) for one in specs)
+        batch = size if dense and all(one.shape[1:].is_fully_defined() for one in specs) else None
         is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
         if use is Use.EVALUATE and (epoch.steps_per_epoch or is_endless or batch is None):
             return None
@@ -501,24 +492,10 @@ def _exchange(
     return file_shards.Found(all_files, all_reads, counts, batch)
 
 
-def _can_be_joined(dataset: Any) -> bool:
-    """Return whether rows of different batches can form one batch."""
-    specs = tf.nest.flatten(dataset.element_spec)
-    return all(
-        isinstance(one, tf.TensorSpec) and _is_batched(one) and one.shape[1:].is_fully_defined()
-        for one in specs
-    )
-
-
 @functools.cache
 def _tell_once(sentence: str) -> None:
     """Log it once, even if a script trains on the same data several times."""
     announce(sentence)
-
-
-def _is_to_be_told(call: Any) -> bool:
-    """Return whether to log what workers read; the library logs it itself."""
-    return call is None or bool(call.reads_over)
 
 
 def _sentence(epoch: Any, dataset: Any) -> str:
@@ -559,16 +536,11 @@ def too_few_rows(count: int, replicas: int, *, is_rest: bool) -> str:
 
 
 def _counted(adapter: Any, dataset: Any) -> Any:
-    """Return the data set with a known number of batches; read it once to count them if necessary."""
-    if not isinstance(dataset, tf.data.Dataset) or adapter.num_batches is not None:
+    """Return a pipeline with a known number of batches; read it once to count them if necessary."""
+    if type(adapter).__name__ != "TFDatasetAdapter" or not isinstance(dataset, tf.data.Dataset):
         return dataset
-    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+    if int(dataset.cardinality()) != tf.data.UNKNOWN_CARDINALITY:
         return dataset
-    if type(adapter).__name__ != "TFDatasetAdapter":
-        raise InvalidConfiguration(
-            "the length of this input is not known beforehand, and several workers can't find its end "
-            "together: pass steps_per_epoch (fit), validation_steps or steps (evaluate), or a tf.data.Dataset"
-        )
     announce("counting the batches of a data set; `tf.data.experimental.assert_cardinality` saves that")
     count = count_elements(dataset)
     adapter._dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))

@@ -16,6 +16,7 @@ import importlib
 import inspect
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +26,7 @@ from typing import Any
 from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
 from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
+from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.fit_call import FitCall, Seen
 from trainjob_trainer.plain.keras_repair import fit_class, is_collective, of_one_replica
 from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
@@ -37,13 +39,17 @@ from trainjob_trainer.reporting.progress import notice
 class Batches:
     """What Keras's loop passes on as the iterator: the data, and how many batches the call takes.
 
-    `is_seen`: a callback looks at the metrics, so they must be those of all workers. A model that is left to
-    Keras takes `count` calls of Keras's own.
+    Attributes:
+        is_seen: a callback looks at the metrics, so they must be those of all workers.
+        most: how many of the batches one TensorFlow call may take.
+        is_open: nobody knows where the data ends; the workers read each batch together, before its step.
     """
 
     iterator: Any
     count: int
     is_seen: bool = False
+    most: int = sys.maxsize
+    is_open: bool = False
 
     def __iter__(self) -> Batches:
         """Return itself: Keras reads a first batch to learn the shapes."""
@@ -51,6 +57,19 @@ class Batches:
 
     def __next__(self) -> Any:
         return next(self.iterator)
+
+    def in_calls(self, most: int = sys.maxsize) -> list[tuple[Any, int]]:
+        """Return the data of each TensorFlow call, and how many batches it takes of them, up to `most`.
+
+        Data is an iterator, or a list of one batch if it is open; raises StopIteration at its end.
+        """
+        if self.is_open:
+            read = list(itertools.islice(self.iterator, self.count))
+            if not read:
+                raise StopIteration
+            return [([one], 1) for one in read]
+        most = min(self.most, most)
+        return [(self.iterator, min(most, self.count - done)) for done in range(0, self.count, most)]
 
 
 EVALUATION_BATCHES = 32
@@ -82,13 +101,14 @@ class Shapes(Enum):
     @classmethod
     def of(cls, adapter: Any) -> Shapes:
         """Return the shapes of the batches from one of Keras's adapters."""
-        kind = type(adapter).__name__
+        kind, tf = type(adapter).__name__, importlib.import_module("tensorflow")
         if kind == "ArrayDataAdapter":
+            if any(type(one).__name__ == "RaggedTensor" for one in tf.nest.flatten(adapter._inputs)):
+                return cls.UNKNOWN
             return cls.LAST_SMALLER if adapter.has_partial_batch else cls.EQUAL
         if kind != "TFDatasetAdapter":
             return cls.UNKNOWN
-        found = importlib.import_module("tensorflow").nest.flatten(adapter.get_tf_dataset().element_spec)
-        specs = [of_one_replica(one) for one in found]
+        specs = [of_one_replica(one) for one in tf.nest.flatten(adapter.get_tf_dataset().element_spec)]
         are_known = all(hasattr(one, "shape") and one.shape.is_fully_defined() for one in specs)
         return cls.EQUAL if are_known else cls.UNKNOWN
 
@@ -155,21 +175,18 @@ def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
 
 
 def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> StepsPerExecution | None:
-    """Return the steps per execution of a `fit` with the script's callbacks; None leaves them to Keras."""
+    """Return the steps per execution of a `fit` with the script's callbacks; None: as many as Keras's."""
     call = process.call
     if call is None:
         return None
-    call.metrics_wait = metrics_may_wait(model)
-    if not (call.metrics_wait or takes_many(model)):
+    strategy = model.distribute_strategy
+    if not is_collective(strategy):
         return None
     from trainjob_trainer.distribution.collective import broadcast  # noqa: PLC0415 - needs all of TensorFlow
 
-    strategy = model.distribute_strategy
     call.seen = Seen.by_any(strategy, process.task, callbacks)
-    if call.metrics_wait:
+    if call.seen.batches or not takes_many(model):
         return None
-    if call.seen.batches:
-        return StepsPerExecution.fixed(model.steps_per_execution)
     return StepsPerExecution(lambda value: broadcast(strategy, process.task, [value])[0])
 
 
@@ -182,16 +199,36 @@ def see_tests(callbacks: Any) -> bool:
     return any(sees_batches(one, TEST_METHODS) for one in users)
 
 
+_ENDED = (
+    "the data ended within an epoch of steps_per_epoch batches, and several workers can't go on from there: "
+    "pass as many steps as there are batches for all epochs, repeat() a tf.data.Dataset, or leave "
+    "steps_per_epoch out; then the workers find its end together"
+)
+
+
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
-        from trainjob_trainer.plain.traced_steps import KerasSteps, TracedSteps  # noqa: PLC0415 - as below
+        import tensorflow as tf  # noqa: PLC0415 - as below
 
-        keras_steps = KerasSteps(self, _with_gradients_summed(self, step_function), original)
-        steps = TracedSteps(self, step_function) if takes_many(self) else keras_steps
+        from trainjob_trainer.engine.stepping import in_parts  # noqa: PLC0415
+        from trainjob_trainer.plain.traced_steps import KerasSteps, TracedSteps  # noqa: PLC0415
+
+        many, jit_compile = takes_many(self), self.jit_compile
+        if many or is_collective(self.distribute_strategy):
+            step_function = in_parts(self, step_function, is_writer=current_process().is_writer)
+            jit_compile = False  # Keras would compile the collectives, too
+        with assigned(self, "jit_compile", jit_compile):
+            keras_steps = KerasSteps(self, _with_gradients_summed(self, step_function), original)
+        steps = TracedSteps(self, step_function) if many else keras_steps
 
         def function(iterator: Any) -> Any:
-            return steps.take(iterator) if isinstance(iterator, Batches) else keras_steps.call(iterator)
+            try:
+                return steps.take(iterator) if isinstance(iterator, Batches) else keras_steps.call(iterator)
+            except tf.errors.FailedPreconditionError as error:
+                if "contain an infinite number of elements" not in str(error):
+                    raise
+                raise InvalidConfiguration(_ENDED) from error
 
         function.steps = steps  # type: ignore[attr-defined]
         call = current_process().call
@@ -234,11 +271,10 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
         over_all, call = _over_all(self), current_process().call
-        if over_all is not None:
+        is_resumed = call is not None and call.batches_before > 0  # at its end there may be no batch left
+        if over_all is not None and (logs or is_resumed):
             return over_all.results()
-        if not logs and call is not None and call.batches_before:  # all batches of the epoch
-            logs = self.get_metrics_result()
-        return original(self, logs)
+        return original(self, self.get_metrics_result() if is_resumed and not logs else logs)
 
     return _get_metrics_result_or_logs
 
@@ -248,8 +284,10 @@ def _resetting(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def reset_metrics(self: Any) -> None:
+        from trainjob_trainer.engine.metric_state import has_own_reset  # noqa: PLC0415 - needs all of Keras
+
         over_all = _over_all(self)
-        original(self) if over_all is None else over_all.reset()
+        original(self) if over_all is None or has_own_reset(self) else over_all.reset()
 
     return reset_metrics
 
@@ -257,7 +295,7 @@ def _resetting(original: Callable[..., Any]) -> Callable[..., Any]:
 def _over_all(model: Any) -> Any:
     """Return the `OverAll` of a model whose metrics are reduced at an epoch's end, else None."""
     call = current_process().call
-    if call is None or not (call.executions or call.metrics_wait):
+    if call is None:
         return None
     function = model.test_function if call.is_scoring else model.train_function
     steps = getattr(function, "steps", None)
@@ -276,12 +314,7 @@ def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
         is_validation = type(given).__name__ == "CallbackList"
         sees_tests = call.seen.tests if is_validation else see_tests(given)
-        wait = call.metrics_wait and is_validation  # else it may be another model
-        with (
-            assigned(call, "sees_tests", sees_tests),
-            assigned(call, "metrics_wait", wait),
-            assigned(call, "is_scoring", True),
-        ):
+        with assigned(call, "sees_tests", sees_tests), assigned(call, "is_scoring", True):
             return original(self, *args, **kwargs)
 
     return evaluate
@@ -293,24 +326,25 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def _enumerate_iterator(self: Any) -> Iterator[tuple[Any, ...]]:
-        call = current_process().call
-        if call is not None and self._trainjob_use is Use.FIT:
+        call, use = current_process().call, self._trainjob_use
+        if call is not None and use is Use.FIT:
             self._trainjob_go_on(call)
         steps = self.steps_per_epoch or self._num_batches or 0
-        if call is None or call.executions is None or steps <= 0 or self._trainjob_use is Use.PREDICT:
+        is_ours = is_collective(self._distribute_strategy) or (call is not None and call.any_step)
+        if not is_ours or self._trainjob_is_open:
             calls = original(self)
-            passed = call.batches_before if call is not None and self._trainjob_use is Use.FIT else 0
+            passed = call.batches_before if call is not None and use is Use.FIT else 0
             if call is not None and passed:
                 calls = _after(passed, calls, self.steps_per_execution, reads_over=call.reads_over)
-            if call is not None and call.metrics_wait and self._trainjob_use is not Use.PREDICT:
-                is_seen = call.seen.batches if self._trainjob_use is Use.FIT else call.sees_tests
-                calls = ((*numbers, Batches(iterator, 1, is_seen)) for *numbers, iterator in calls)
+            if is_ours and use is not Use.PREDICT:
+                count, is_seen = self.steps_per_execution, _is_seen(call, use)
+                calls = ((*numbers, Batches(data, count, is_seen, is_open=True)) for *numbers, data in calls)
             yield from calls
             return
         self.data_adapter.on_epoch_begin()
         if self._current_iterator is None or not (self.steps_per_epoch or self._trainjob_endless):
             self._current_iterator, self._steps_seen = iter(self._get_iterator()), 0
-        for begin, end, batches in _executions_of(self, steps, call.executions, call):
+        for begin, end, batches in _executions_of(self, steps, call):
             yield (end, batches) if by_pairs else (begin, end, batches)
         if self._num_batches and self._steps_seen >= self._num_batches:
             self._steps_seen = 0
@@ -353,38 +387,50 @@ def read_over(count: int, iterator: Any) -> None:
     read(iterator)
 
 
-def _executions_of(
-    epoch: Any, steps: int, executions: StepsPerExecution, call: FitCall
-) -> Iterator[tuple[int, int, Batches]]:
-    """Yield the calls of one epoch: numbers of the first and the last batch, and the data."""
-    trains = epoch._trainjob_use is Use.FIT
-    files = epoch._trainjob_files
+def _is_seen(call: FitCall | None, use: Use) -> bool:
+    """Return whether a callback looks at the metrics of each call; outside `fit` that isn't asked."""
+    return call is None or (call.seen.batches if use is Use.FIT else call.sees_tests)
+
+
+def _executions_of(epoch: Any, steps: int, call: FitCall | None) -> Iterator[tuple[int, int, Any]]:
+    """Yield the calls of one epoch: numbers of the first and the last batch, and the data.
+
+    If somebody may look at them, a call has the numbers that Keras gives it: `steps_per_execution` of them,
+    even if fewer batches are left. An epoch of `steps_per_epoch` ends with a whole call, as in Keras.
+    """
+    use, files, is_seen = epoch._trainjob_use, epoch._trainjob_files, _is_seen(call, epoch._trainjob_use)
+    trains = call if use is Use.FIT else None
     shapes = Shapes.EQUAL
     if trains:
         shapes = Shapes.of(epoch.data_adapter) if files is None else files.shapes
-    is_seen = executions.is_fixed if trains else call.sees_tests
-    step = call.batches_before if trains else 0
-    if step:
-        if call.reads_over:
+    whole = 1 if call is not None and call.any_step else epoch.steps_per_execution
+    step, total = trains.batches_before if trains else 0, -(-steps // whole) * whole
+    if trains and step:
+        if trains.reads_over:
             read_over(step, epoch._current_iterator)
         epoch._steps_seen += step
-    if trains and call.last_step is not None:
-        steps = min(steps, step + call.last_step - current_process().step)
-    while step < steps:
+    if trains and trains.last_step is not None:
+        total = min(total, step + trains.last_step - current_process().step)
+    while step < total:
         left = (epoch._num_batches or math.inf) - epoch._steps_seen
         if left <= 0:
-            epoch._interrupted_warning()
+            if epoch.steps_per_epoch and step < steps:
+                epoch._interrupted_warning()
             break
-        left = int(min(left, steps - step))
-        if trains:
-            most = most_at_once(left, shapes, gathers=call.gathers)
-            until_due = most if call.every is None else call.every - current_process().step % call.every
-            count = executions.next_call(min(most, until_due))
-        else:
-            count = min(left, epoch.steps_per_execution if is_seen else EVALUATION_BATCHES)
+        left = int(min(left, total - step))
+        most = most_at_once(left, shapes, gathers=trains.gathers) if trains else left
+        count, numbers = min(left, whole), whole
+        if trains and trains.executions is not None:
+            until_due = most if trains.every is None else trains.every - current_process().step % trains.every
+            count = numbers = trains.executions.next_call(min(most, until_due))
+        elif use is Use.EVALUATE and not is_seen:
+            count = numbers = min(left, EVALUATION_BATCHES)
         epoch._steps_seen += count
-        yield step, step + count - 1, Batches(epoch._current_iterator, count, is_seen)
-        step += count
+        batches: Any = Batches(epoch._current_iterator, count, is_seen, most)
+        if use is Use.PREDICT:
+            batches = itertools.islice(epoch._current_iterator, count)
+        yield step, step + numbers - 1, batches
+        step += numbers
 
 
 def most_at_once(left: int, shapes: Shapes, *, gathers: bool) -> int:

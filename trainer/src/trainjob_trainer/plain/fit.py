@@ -40,7 +40,9 @@ def manage_fit(trainer: ModuleType) -> None:
                 return original(self, *args, **kwargs)
         if not _is_in_a_job():
             return original(self, *args, **kwargs)
-        arguments = _named(signature, self, args, kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
         if process.task.is_evaluator:
             from trainjob_trainer.plain.evaluation import follow_training  # noqa: PLC0415 - needs all of Keras
 
@@ -132,13 +134,3 @@ def _reported(original: Callable[..., Any], in_smoke: Mapping[str, Any]) -> Call
         return original(*bound.args, **bound.kwargs)
 
     return score
-
-
-def _named(
-    signature: inspect.Signature, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    bound = signature.bind(model, *args, **kwargs)
-    bound.apply_defaults()
-    arguments = dict(bound.arguments)
-    del arguments["self"]
-    return arguments

@@ -135,12 +135,10 @@ class FitState:
     def from_groups(cls, groups: HostGroups) -> FitState:
         """Read the state in a checkpoint."""
         facts = read_json(groups[GROUP])
-        facts["past"] = tuple(_past_call(**past) for past in facts["past"])
+        for past in facts["past"]:
+            past["identity"] = Identity.from_json(past["identity"]) if past["identity"] else None
+        facts["past"] = tuple(PastCall(**past) for past in facts["past"])
         return cls(**facts)
-
-
-def _past_call(identity: Mapping[str, Any] | None, **facts: Any) -> PastCall:
-    return PastCall(**facts, identity=Identity.from_json(identity) if identity else None)
 
 
 def _plain(value: Any) -> Any:
@@ -195,7 +193,6 @@ class ModelRecord:
         number: that of its training below the output folder; 0 until its first `fit` has built it.
         calls: how many times `fit` has been called on it.
         past: its calls that have ended.
-        compiles: whether XLA is requested.
     """
 
     number: int
@@ -203,7 +200,6 @@ class ModelRecord:
     writer: CheckpointWriter
     calls: int = 0
     past: list[PastCall] = field(default_factory=list)
-    compiles: bool = False
 
     @property
     def epochs(self) -> int:
@@ -252,13 +248,11 @@ class FitCall:
         epoch: Keras's number of the epoch under way, from 0.
         midway: an epoch's number, and how many of its batches an earlier attempt took.
         reads_over: whether those batches must still be read.
-        any_step: whether one call takes many batches regardless of the model's step.
+        any_step: whether one call takes many batches regardless of the model's step, and as many as we like.
         batch_size: rows of a global batch, if known.
-        executions: batches per call, if they aren't left to Keras.
-        compiles: whether XLA is requested.
+        executions: batches per call; None: as many as Keras's.
         gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
         has_begun: whether Keras's `fit` has been called for it; a further `fit` is a callback's.
-        metrics_wait: whether Keras's own calls leave metrics to the epoch's end if no callback looks at them.
         reduces: whether the step that Keras traces now returns means over all workers.
         seen: what callbacks look at.
         is_scoring: whether an evaluation is under way.
@@ -281,10 +275,8 @@ class FitCall:
     any_step: bool = False
     batch_size: int | None = None
     executions: StepsPerExecution | None = None
-    compiles: bool = False
     gathers: bool = True
     has_begun: bool = False
-    metrics_wait: bool = False
     reduces: bool = True
     seen: Seen = Seen()
     is_scoring: bool = False

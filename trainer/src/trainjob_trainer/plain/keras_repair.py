@@ -15,7 +15,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -78,6 +78,9 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
     @functools.wraps(original)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         strategy = self._distribute_strategy
+        # Before the step is traced, not for each `train_on_batch`.
+        is_new = self.train_function is None or (iterator is not None and self.test_function is None)
+        bring_into_strategy(self, self.variables if strategy is not None and is_new else ())
         if strategy is None:
             if iterator is not None and self.train_function is None and _goes_on():
                 _build_alone(self, _batch_spec(iterator))
@@ -106,8 +109,8 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
             original(self, data_batch=data_batch)
         elif self.train_function is None:
             _build_by_its_step(self, data_batch)
-        if self.train_function is None or (iterator is not None and self.test_function is None):
-            bring_into_strategy(self)  # before the step is traced, not for each `train_on_batch`
+        of_optimizers = [one for optimizer in _optimizers_of(self) for one in optimizer.variables]
+        bring_into_strategy(self, [*self.metrics_variables, *of_optimizers] if is_new else ())
 
     return _maybe_symbolic_build
 
@@ -119,15 +122,15 @@ def _build_alone(model: Any, batch: Any) -> None:
         _build_by_its_step(model, batch)
 
 
-def bring_into_strategy(model: Any) -> None:
-    """Create again, in the scope, what a model, its metrics and optimizers created outside it.
+def bring_into_strategy(model: Any, variables: Sequence[Any]) -> None:
+    """Create again, in the scope, what a call of the model, `compile()` or a metric has created outside it.
 
-    Otherwise each worker trains by itself, counts only its own rows, and a step counts once for each device.
+    Otherwise each worker has its own weights and counts only its own rows, and a step counts once for each
+    device of a worker.
     """
     strategy, tf = model.distribute_strategy, importlib.import_module("tensorflow")
-    of_optimizers = [one for optimizer in _optimizers_of(model) for one in optimizer.variables]
     with strategy.scope():
-        for one in (*model.variables, *model.metrics_variables, *of_optimizers):
+        for one in variables:
             value = one.value
             if isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues):
                 one._initialize(value.numpy())
@@ -166,6 +169,9 @@ def fixed_batch_trouble(fixed: int | None, rows: int | None, replicas: int) -> s
 
 
 def _fixed_rows(model: Any) -> int | None:
+    """Return the rows of a batch that the model has state for; a mere first batch has built any other."""
+    if not any(getattr(layer, "stateful", False) for layer in model._flatten_layers()):
+        return None
     inputs = getattr(model, "inputs", None) or ()
     return next((one.shape[0] for one in inputs if one.shape and one.shape[0] is not None), None)
 
@@ -224,8 +230,14 @@ def _without_gradients(model: Any) -> Iterator[list[tuple[Any, Any]]]:
 
 
 def _batch_spec(epoch: Any) -> Any:
-    """Return the spec of a device's batch, if the data has one: reading a batch takes another iterator."""
+    """Return the spec of a device's batch, if the data has one: reading a batch takes another iterator.
+
+    Keras's spec of a generator's sparse rows has no width, but it has read the first batches.
+    """
     tf = importlib.import_module("tensorflow")
+    first, *_ = getattr(epoch.data_adapter, "_first_batches", [()])
+    if any("sparse" in type(one).__module__ for one in tf.nest.flatten(first)):
+        return first
     try:
         spec = without_share(epoch._distributed_dataset.element_spec)
         parts = tf.nest.map_structure(of_one_replica, spec)
@@ -250,7 +262,7 @@ def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
         if reduction == "concat" and is_collective(strategy):
             # A worker's rows are contiguous, in the order of its devices; Keras assumes another order.
-            return trainer.tree.map_structure(lambda value: strategy.gather(value, axis=0), values)
+            return trainer.tree.map_structure(lambda value: _gathered(strategy, value), values)
         if reduction not in ("auto", "mean") or not is_collective(strategy):
             return original(values, strategy, reduction)
         call = current_process().call
@@ -258,13 +270,27 @@ def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:
             return trainer.tree.map_structure(lambda one: strategy.experimental_local_results(one)[0], values)
 
         def reduce(value: Any) -> Any:
-            if strategy.experimental_local_results(value)[0].shape.rank == 0:
+            local = strategy.experimental_local_results(value)[0]
+            if not trainer.tf.is_tensor(local):
+                return local  # a number of Python, the same on all workers
+            if local.shape.rank == 0:
                 return strategy.reduce("MEAN", value, axis=None)
             return original(value, strategy, reduction)
 
         return trainer.tree.map_structure(reduce, values)
 
     return reduce_per_replica
+
+
+def _gathered(strategy: Any, value: Any) -> Any:
+    """Return the rows of all devices in order; ragged ones are gathered as flat values and lengths."""
+    ragged = importlib.import_module("tensorflow").RaggedTensor
+    if not isinstance(strategy.experimental_local_results(value)[0], ragged):
+        return strategy.gather(value, axis=0)
+    flat, *lengths = strategy.run(lambda one: (one.flat_values, *one.nested_row_lengths()), args=(value,))
+    return ragged.from_nested_row_lengths(
+        strategy.gather(flat, axis=0), [strategy.gather(one, axis=0) for one in lengths]
+    )
 
 
 def _repaired_predict_on_batch(trainer: ModuleType) -> Callable[..., Any]:

@@ -171,7 +171,7 @@ def bring_in(model: Any) -> None:
         return
     _say("the model was built without a strategy, and is brought into the MultiWorkerMirroredStrategy")
     model._distribute_strategy = strategy
-    bring_into_strategy(model)
+    bring_into_strategy(model, model.variables)
     model.train_function = model.test_function = model.predict_function = None
 
 

@@ -22,7 +22,7 @@ from trainjob_trainer.engine.metric_state import (
 )
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.replica_share import by_share
-from trainjob_trainer.engine.stepping import ManySteps, announce_first_step, compiled_step
+from trainjob_trainer.engine.stepping import ManySteps, announce_first_step
 from trainjob_trainer.plain.calls import Batches, is_left_to_keras, metrics_may_wait, with_own_loss
 from trainjob_trainer.plain.process import assigned, current_process
 
@@ -37,7 +37,7 @@ class TracedSteps:
         path, call = None, current_process().call
         step = with_own_loss(model, step)
         if self._trains and call is not None:
-            step = by_share(model, compiled_step(model) if call.compiles else step)
+            step = by_share(model, step)
             path = GradientPath.of(model, self._strategy, call.watch.on_nan if call.watch else OnNan.IGNORE)
         with_optionals = getattr(model, "_autoconvert_optionals", None)  # only in newer versions of Keras
         step = with_optionals(step) if with_optionals else step
@@ -53,16 +53,17 @@ class TracedSteps:
         """
         process = current_process()
         call = process.call
-        executions = call.executions if call is not None and self._trains else None
         steps = self._seen if batches.is_seen else self._local
         if not self._is_announced:
             self._is_announced = True
             announce_first_step(self._model)
         began = time.perf_counter()
-        results = steps.take(batches.iterator, batches.count)
+        for data, count in batches.in_calls():
+            results = steps.take(data, count)
         logs = {name: self._strategy.experimental_local_results(one)[0] for name, one in results.items()}
-        if call is not None and executions is not None:
-            executions.record(batches.count, time.perf_counter() - began)
+        if call is not None and self._trains:
+            if call.executions is not None:
+                call.executions.record(batches.count, time.perf_counter() - began)
             call.gathers = any(getattr(one, "is_gathered", False) for one in self._model.trainable_variables)
             call.own_time = steps.own_time
             if call.watch is not None:
@@ -101,8 +102,11 @@ class KerasSteps:
 
     def take(self, batches: Batches) -> Any:
         """Take the batches; return metrics of this worker, or of all workers if they are needed."""
-        for _ in range(batches.count):
-            logs = self._take(batches.iterator, is_seen=batches.is_seen)
+        most = self._model.steps_per_execution
+        for data, count in batches.in_calls(most):
+            # Keras's own loop over several batches of an iterator fails under this strategy.
+            given = data if most == 1 or isinstance(data, list) else list(itertools.islice(data, count))
+            logs = self._take(given, is_seen=batches.is_seen)
         return logs
 
     def _take(self, iterator: Any, *, is_seen: bool) -> Any:
@@ -111,8 +115,6 @@ class KerasSteps:
             return self.call(iterator)
         if self.over_all is None:  # the first call is traced, and may have to be made anew
             iterator = list(itertools.islice(iterator, self._model.steps_per_execution))
-            if not iterator:
-                raise StopIteration
         try:
             with assigned(call, "reduces", False), self._tracing:
                 logs = self._waiting_call(iterator)

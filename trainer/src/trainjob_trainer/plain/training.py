@@ -17,7 +17,6 @@ from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.model_state import create_random_state, tell_unsynchronized
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
-from trainjob_trainer.engine.stepping import compile_in_parts
 from trainjob_trainer.engine.steps_per_execution import Looks
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import TrainerError
@@ -64,7 +63,6 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     call = _begin(process, model, arguments)
     if is_one_of_several(process.task) and not is_collective(model.distribute_strategy):
         report_alone(process, f"fit {call.number} has {type(model.distribute_strategy).__name__.lstrip('_')}")
-    _compile_in_parts(process, call, model)
     if process.is_writer and is_collective(model.distribute_strategy):
         tell_unsynchronized(model, model.distribute_strategy.num_replicas_in_sync)
     with model.distribute_strategy.scope():
@@ -125,16 +123,6 @@ def _record(process: PlainProcess) -> ModelRecord:
     store = process.trainings.root  # until the model is built, and it is known which training it is
     replica = Replica(process.task, process.environment, store, process.progress, process.stop)
     return ModelRecord(0, store, CheckpointWriter(replica))
-
-
-def _compile_in_parts(process: PlainProcess, call: ScriptCall, model: Any) -> None:
-    if not is_collective(model.distribute_strategy):
-        return
-    if model.jit_compile:
-        call.record.compiles = compile_in_parts(model, is_writer=process.is_writer)
-    elif model.train_function is None:  # compiled again since the last `fit`
-        call.record.compiles = False
-    call.compiles = call.record.compiles
 
 
 def _reaction(users: list[Any]) -> OnNan:

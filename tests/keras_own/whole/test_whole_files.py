@@ -1,0 +1,37 @@
+"""Whole files of Keras's own tests, under two workers; `make test-keras` runs them, which takes a while.
+
+A callback's files are worker 0's, so a test that reads one passes there.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from support.trainer.keras_own import names_in, unlike_one_process
+
+STATED = {
+    "trainers.trainer_test": {
+        "steps_per_epoch_unknown_data_size_not_match": "the data ended within an epoch of steps_per_epoch",
+        "py_dataset_multithreading_infinite": "Iterator called after `on_epoch_end`",
+    },
+}
+"""How tests end that aren't passed, by a part of their name; docs/your-script.md gives the reasons."""
+CALLBACKS = (
+    *("backup_and_restore", "callback", "csv_logger", "early_stopping", "lambda_callback", "tensorboard"),
+    *("learning_rate_scheduler", "model_checkpoint", "monitor_callback", "reduce_lr_on_plateau"),
+    *("swap_ema_weights", "terminate_on_nan"),
+)
+MODULES = ("trainers.trainer_test", "trainers.epoch_iterator_test", "models.model_test")
+
+
+@pytest.mark.parametrize("module", [*MODULES, *(f"callbacks.{name}_test" for name in CALLBACKS)])
+def test_whole_file(module: str, tmp_path: Path) -> None:
+    found = unlike_one_process(names_in(f"keras.src.{module}"), tmp_path)
+    assert not {
+        name: by
+        for name, by in found.items()
+        if "worker-0" in by or not module.startswith("callbacks.")
+        if not any(
+            part in name and words in by.get("worker-0", "") for part, words in STATED.get(module, {}).items()
+        )
+    }
