@@ -17,10 +17,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import GeneratorType, ModuleType
 from typing import Any, NamedTuple
@@ -146,7 +147,8 @@ class _Step:
     """The step that a thread traces or runs.
 
     `read` returns the device's share, how many devices have its rows, and 1 if it is the first of them; None
-    if all devices have equally many rows. `rows` is the number of rows where it is known.
+    if all devices have equally many rows. `rows` is the number of rows where it is known. `is_weighed`: an
+    optimizer gets gradients as they are.
     """
 
     model: Any
@@ -157,7 +159,7 @@ class _Step:
     rows: int | None = None
     has_copies: bool = False
     has_scaled: bool = False
-    applies: bool = False
+    is_weighed: bool = False
     loss: Any = None
 
     @property
@@ -177,7 +179,7 @@ class _Step:
     def scale(self, value: Any) -> Any:
         """Scale a mean over rows, or a term without data."""
         self.has_scaled = True
-        return value * self.unit if self.unit != 1 else value
+        return _times(value, self.unit)
 
     def of_sum(self, value: Any) -> Any:
         """Scale a sum over this device's rows."""
@@ -324,23 +326,19 @@ def weighed(apply: Callable[..., Any]) -> Callable[..., None]:
     def weighing(grads: Any, trainable_variables: Any = None) -> None:
         step = _current.step
         variables = None if trainable_variables is None else list(trainable_variables)
-        if step is None or step.applies:
+        if step is None or step.is_weighed:
             apply(list(grads), variables)
             return
-        with _set(step, "applies", value=True):
-            apply(_weighed(step, list(grads), variables), variables)
+        factor, of = step.share / step.unit, variables or itertools.repeat(None)
+        gradients = [
+            # float8: some "gradients" are the variables' next values
+            one if one is None or getattr(to, "overwrite_with_gradient", False) else _times(one, factor)
+            for one, to in zip(grads, of)
+        ]
+        with _set(step, "is_weighed", value=True):
+            apply(gradients, variables)
 
     return weighing
-
-
-def _weighed(step: _Step, gradients: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:
-    factor = step.share / step.unit
-    of = variables or [None] * len(gradients)
-    # float8: some "gradients" are the variables' next values
-    return [
-        one if one is None or getattr(to, "overwrite_with_gradient", False) else _times(one, factor)
-        for one, to in zip(gradients, of)
-    ]
 
 
 # The functions of Keras and TensorFlow that know of the step.
@@ -367,6 +365,7 @@ def count_as_in_one_process(trainer: ModuleType) -> None:
     _replace(kind, "_aggregate_additional_loss", _added)
     for optimizer in (optimizers.Optimizer, optimizers.LossScaleOptimizer):
         _replace(optimizer, "apply", _applied)
+        _replace(optimizer, "scale_loss", _weighed_loss)
     _replace(tf.nn, "compute_average_loss", _averaged)
     strategies = importlib.import_module("tensorflow.python.distribute.distribute_lib")
     strategies.StrategyBase.num_replicas_in_sync = property(_noting(strategies.StrategyBase))
@@ -452,6 +451,15 @@ def _added(step: _Step, original: Any, model: Any, loss: Any) -> Any:
 
 def _applied(_: _Step, original: Any, optimizer: Any, *gradients: Any, **variables: Any) -> None:
     weighed(functools.partial(original, optimizer))(*gradients, **variables)
+
+
+def _weighed_loss(step: _Step, original: Any, optimizer: Any, loss: Any) -> Any:
+    """Weigh the loss in place of its gradients in Keras's own step, which are many."""
+    scaled = original(optimizer, loss)
+    if not _is_keras(step.model, "train_step"):
+        return scaled
+    step.is_weighed = step.has_scaled = True
+    return _times(scaled, step.share / step.unit)
 
 
 def _averaged(
