@@ -61,9 +61,13 @@ def test_forms_are_read_without_running_their_file(tmp_path: Path) -> None:
     file.write_text(
         "import nothing_of_this_name\n\n\n"
         '@form(workers=3, differs={"weights": ("why", 0.5)}, defect="wrong", shows="off")\n'
-        "def first(scope): ...\n\n\n@form()\ndef second(scope): ...\n\n\ndef third(scope): ...\n"
+        "def first(scope): ...\n\n\n"
+        "@form(workers=(1, 3))\ndef second(scope): ...\n\n\ndef third(scope): ...\n"
     )
-    first, second = forms_in(file)
+    first, second, again = forms_in(file)
     assert (first.group, first.differs["weights"]) == ("models/3x1", Differs("why", 0.5))
     assert (first.defect, first.shows) == ("wrong", "off")
-    assert second.group == "models/2x1"
+    assert [(one.name, one.group) for one in (second, again)] == [
+        ("second-1", "models/1x1"),
+        ("second-3", "models/3x1"),
+    ]

@@ -37,7 +37,7 @@ def run(request: dict[str, Any]) -> None:
         forms = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(forms)
         for name in request["forms"]:
-            result = _outcome(getattr(forms, name), scope, Path(request["files"]) / name)
+            result = _outcome(getattr(forms, name.partition("-")[0]), scope, Path(request["files"]) / name)
             write_pickle(folder / f"{name}.pickle", result)
             os.write(news, f"{name}\n".encode())
             if isinstance(result, Failure) and "TF_CONFIG" in os.environ:

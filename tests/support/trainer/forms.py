@@ -95,7 +95,7 @@ class Form:
 
 def form(
     *,
-    workers: int = 2,
+    workers: int | tuple[int, ...] = 2,
     devices: int = 1,
     differs: Mapping[str, tuple[Any, ...]] | None = None,
     killed: bool = False,
@@ -108,7 +108,10 @@ def form(
     refused: str = "",
     ends_with_epoch: int = -1,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """State what is expected of a form; see `Form`. Arguments are literals: they are read, not run."""
+    """State what is expected of a form; see `Form`. Arguments are literals: they are read, not run.
+
+    Of several numbers of workers, each makes a form: `name-2` and `name-3`.
+    """
     return lambda function: function
 
 
@@ -121,7 +124,10 @@ def forms_in(file: Path) -> list[Form]:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "form":
                 stated = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
                 differs = {name: Differs(*words) for name, words in stated.pop("differs", {}).items()}
-                found.append(Form(node.name, file, differs=differs, **stated))
+                counts = stated.pop("workers", 2)
+                for count in counts if isinstance(counts, tuple) else (counts,):
+                    name = f"{node.name}-{count}" if isinstance(counts, tuple) else node.name
+                    found.append(Form(name, file, count, differs=differs, **stated))
     return found
 
 
@@ -250,7 +256,7 @@ def _known(one: Form) -> Any:
 
 
 def _kept(one: Form) -> Path:
-    return cache() / "forms" / f"{one.name}.pickle"
+    return cache() / "forms" / f"{one.name.partition('-')[0]}.pickle"
 
 
 @functools.cache

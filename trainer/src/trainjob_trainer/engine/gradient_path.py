@@ -19,7 +19,7 @@ import tensorflow as tf
 from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.model_state import optimizers_of
 from trainjob_trainer.engine.not_finite import OnNan
-from trainjob_trainer.engine.replica_share import weighed_gradients
+from trainjob_trainer.engine.replica_share import weighed
 from trainjob_trainer.engine.work_time import gradients_moment
 
 # Gradient rows of tables whose lookups don't depend on the batch, such as position embeddings.
@@ -247,7 +247,7 @@ class GradientPath:
             stack.callback(setattr, self, "_notes", None)
             for optimizer in self._optimizers:
                 globally = are_needed(optimizer, self._strategy)
-                _replace(stack, optimizer, "apply", _summing(optimizer, globally=globally))
+                _replace(stack, optimizer, "apply", weighed(_summing(optimizer, globally=globally)))
             yield
 
     def trace(self, step: Callable[[], Any]) -> Traced:
@@ -272,7 +272,7 @@ class GradientPath:
         with ExitStack() as stack:
             stack.callback(setattr, self, "_notes", None)
             for optimizer in self._optimizers:
-                _replace(stack, optimizer, "apply", self._passing(optimizer, notes))
+                _replace(stack, optimizer, "apply", weighed(self._passing(optimizer, notes)))
                 _share_update(stack, inner_of(optimizer))
             for optimizer in self._optimizers[:1]:
                 _replace(stack, optimizer, "scale_loss", _noting_loss(optimizer, notes))
@@ -283,9 +283,7 @@ class GradientPath:
         is_main = optimizer is self._optimizers[0]
         globally = are_needed(optimizer, self._strategy)
 
-        def passing(grads: Any, trainable_variables: Any = None) -> None:
-            gradients = weighed_gradients(list(grads))
-            variables = None if trainable_variables is None else list(trainable_variables)
+        def passing(gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
             _note_gathered(gradients, variables)
             loss = _loss_share(notes) if is_main else tf.constant(0.0)
             if is_main:
@@ -338,9 +336,8 @@ def _share_update(stack: ExitStack, optimizer: Any) -> None:
 def _summing(optimizer: Any, *, globally: bool) -> Callable[..., None]:
     apply = optimizer.apply
 
-    def summing(grads: Any, trainable_variables: Any = None) -> None:
-        gradients = sum_fixed_rows(weighed_gradients(list(grads)))
-        variables = None if trainable_variables is None else list(trainable_variables)
+    def summing(gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        gradients = sum_fixed_rows(gradients)
         _note_gathered(gradients, variables)
         if globally:
             apply_globally(optimizer, apply, gradients, variables)

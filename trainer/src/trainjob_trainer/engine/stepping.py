@@ -14,6 +14,7 @@ from keras.src.losses import loss as losses
 
 from trainjob_trainer.engine.gradient_path import GradientPath, any_of, has_fixed_rows
 from trainjob_trainer.engine.not_finite import Found, OnNan
+from trainjob_trainer.engine.replica_share import retried
 from trainjob_trainer.engine.work_time import OwnTime, data_moment, moment_after, own_seconds
 from trainjob_trainer.reporting.progress import announce
 
@@ -136,7 +137,7 @@ class ManySteps:
         self._step = step
         self._results = results
         self._path = path or GradientPath(strategy)
-        self._call = tf.function(self._traced, autograph=False, reduce_retracing=True)
+        self._call = retried(tf.function(self._traced, autograph=False, reduce_retracing=True))
         self.own_time = OwnTime()
         self.found = Found()
 

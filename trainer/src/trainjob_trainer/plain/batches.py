@@ -27,14 +27,14 @@ from trainjob_trainer.data.batches import (
     shared_out,
 )
 from trainjob_trainer.data.batches import part_of as part_of_worker
-from trainjob_trainer.engine.replica_share import Part, weigh_losses
+from trainjob_trainer.engine.replica_share import Part, count_as_in_one_process
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import file_shards
 from trainjob_trainer.plain.calls import Shapes, Use, read_over
 from trainjob_trainer.plain.fit_call import FitCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
-from trainjob_trainer.reporting.progress import announce, notice
+from trainjob_trainer.reporting.progress import announce
 
 # Rows of batched data sets: joined, and cut into parts.
 
@@ -95,19 +95,26 @@ def fill_rest(dataset: Any, least: int) -> Any:
     return dataset.concatenate(end).scan(nothing, hold_back).skip(1)
 
 
-def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False) -> Any:
+def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False, fills: bool = False) -> Any:
     """Return parts `first` to `first + count - 1`, from 0, of each batch cut into `of`, one element each.
 
-    With `weighed`, an element is a `Part`, which always has rows (see `part_of`).
+    With `weighed`, an element is a `Part`. With `fills`, it always has rows (see `part_of`), and knows
+    whether an earlier part has them too.
     """
 
     def cut(batch: Any, number: Any) -> Any:
         total = _count(batch)
+        begin, end, copies = total * number // of, total * (number + 1) // of, 1
+        if fills:
+            begin, end, copies = part_of(total, number, of)
+        rows = _sliced(batch, begin, end)
         if not weighed:
-            return _sliced(batch, total * number // of, total * (number + 1) // of)
-        begin, end, copies = part_of(total, number, of)
+            return rows
         share = tf.cast(end - begin, tf.float32) / tf.cast(total * copies, tf.float32)
-        return Part(_sliced(batch, begin, end), share)
+        if not fills:
+            return Part(rows, share)
+        is_first = total * (number - 1) // of < begin
+        return Part(rows, share, tf.stack([tf.cast(one, tf.float32) for one in (copies, is_first)]))
 
     if count == 1:
         only = as_written(lambda *batch: cut(_element(dataset, batch), first))
@@ -172,9 +179,9 @@ def _are_of_one_width(first: Any, second: Any) -> Any:
 def share_batches(trainer: ModuleType) -> None:
     """Replace how `TFEpochIterator` of `keras.src.backend.tensorflow.trainer` distributes a data set.
 
-    Also replace how losses are divided, for parts of unequal size.
+    Also replace what losses and gradients are scaled by.
     """
-    weigh_losses(trainer.loss_module)
+    count_as_in_one_process(trainer)
     iterator: Any = trainer.TFEpochIterator
     if hasattr(iterator.__init__, "__wrapped__"):
         return
@@ -390,13 +397,16 @@ def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
 def _by_rows(epoch: Any, dataset: Any, size: int | None) -> Callable[[int, int], Any]:
     """Return a function that cuts the parts of `count` devices, from device `first` on, out of each batch."""
     replicas = epoch._distribute_strategy.num_replicas_in_sync
-    training = epoch._trainjob_use is Use.FIT
     is_enough = (_smallest_of_arrays(epoch.data_adapter, size) or 0) >= replicas
-    whole = dataset if training or is_enough else fill_rest(dataset, replicas)
-    weighed = training and _are_weighed(epoch.data_adapter, dataset, size, replicas)
+    predicts = epoch._trainjob_use is Use.PREDICT
+    whole = fill_rest(dataset, replicas) if predicts and not is_enough else dataset
+    weighed = not predicts and _are_weighed(epoch.data_adapter, dataset, size, replicas)
+    fills = weighed and not is_enough
     if epoch._trainjob_endless:
         whole = whole.repeat()
-    return lambda first, count: part(whole, first=first, count=count, of=replicas, weighed=weighed)
+    return lambda first, count: part(
+        whole, first=first, count=count, of=replicas, weighed=weighed, fills=fills
+    )
 
 
 class OwnFiles:
@@ -464,8 +474,7 @@ class OwnFiles:
         else:
             replicas = devices * current_process().task.num_workers
             source = self.sharded if plan.steps is not None else self.sharded.repeat()
-            parts = part(source, first=0, count=replicas, of=replicas, weighed=True)
-            batches = parts.map(as_written(lambda one: one.rows))
+            batches = part(source, first=0, count=replicas, of=replicas, fills=True)
             batches = batches if plan.steps is None else batches.take(plan.steps * devices)
         return batches
 
@@ -509,11 +518,8 @@ def _sentence(epoch: Any, dataset: Any) -> str:
 
 
 def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) -> bool:
-    """Return whether training batches may have unequal parts; log if they have too few rows."""
+    """Return whether batches may have unequal parts."""
     rest = _smallest_of_arrays(adapter, size)
-    least = min(one for one in (size, rest, replicas) if one)
-    if least < replicas and current_process().is_writer:
-        notice(too_few_rows(least, replicas, is_rest=least != size))
     if size and rest:
         return bool(size % replicas or rest % replicas)
     return not are_equal(dataset, replicas)
@@ -522,17 +528,6 @@ def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) ->
 def _smallest_of_arrays(adapter: Any, size: int | None) -> int | None:
     """Return the rows of the smallest batch of arrays, the last of an epoch; None for other data."""
     return (adapter.partial_batch_size or size) if type(adapter).__name__ == "ArrayDataAdapter" else None
-
-
-def too_few_rows(count: int, replicas: int, *, is_rest: bool) -> str:
-    """Return the message on a batch of fewer rows than devices; `is_rest`: only the last of an epoch."""
-    which = "the last batch of an epoch" if is_rest else "a batch"
-    has = f"{which} has {count} row{'s' if count > 1 else ''} for {replicas} replicas"
-    advice = "" if is_rest else f"; with a batch_size of at least {replicas} each has rows of its own"
-    return (
-        f"{has}, so that some train on the same row: it counts once in the gradients, and once for each of "
-        f"them in the epoch's loss and metrics{advice}"
-    )
 
 
 def _counted(adapter: Any, dataset: Any) -> Any:

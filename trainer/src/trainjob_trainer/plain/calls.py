@@ -16,6 +16,7 @@ import importlib
 import inspect
 import itertools
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -244,7 +245,7 @@ def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[...
     from trainjob_trainer.engine.model_state import optimizers_of  # noqa: PLC0415
 
     path = GradientPath(model.distribute_strategy, optimizers_of(model))
-    weighed = by_share(model, with_own_loss(model, step) if is_left_to_keras(model) else step)
+    weighed = shared(model, step, step.__name__)
 
     @functools.wraps(step)
     def summed(data: Any) -> Any:
@@ -254,15 +255,9 @@ def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[...
     return summed
 
 
-def with_own_loss(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the training or test step; in a user's own step, shares of a mean count as in one process."""
-    is_alone = model.distribute_strategy.num_replicas_in_sync == 1
-    if is_alone or are_keras_own(type(model), [step.__name__]):
-        return step
-    from trainjob_trainer.engine.own_loss import OwnLoss  # noqa: PLC0415 - Keras is imported just now
-
-    own = OwnLoss(model, step, notice if current_process().is_writer else lambda _: None)
-    return lambda data: own.take(step, data)
+def shared(model: Any, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return the training or test step, as `by_share`; `name` is Keras's of it."""
+    return by_share(model, step, name, os.environ, notice if current_process().is_writer else lambda _: None)
 
 
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:

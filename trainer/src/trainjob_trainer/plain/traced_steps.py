@@ -21,9 +21,9 @@ from trainjob_trainer.engine.metric_state import (
     results_noted,
 )
 from trainjob_trainer.engine.not_finite import OnNan
-from trainjob_trainer.engine.replica_share import by_share
+from trainjob_trainer.engine.replica_share import retried
 from trainjob_trainer.engine.stepping import ManySteps, announce_first_step
-from trainjob_trainer.plain.calls import Batches, is_left_to_keras, metrics_may_wait, with_own_loss
+from trainjob_trainer.plain.calls import Batches, is_left_to_keras, metrics_may_wait, shared
 from trainjob_trainer.plain.process import assigned, current_process
 
 
@@ -35,9 +35,8 @@ class TracedSteps:
         self._strategy = model.distribute_strategy
         self._trains = step.__name__ == "train_step"
         path, call = None, current_process().call
-        step = with_own_loss(model, step)
+        step = shared(model, step, step.__name__)
         if self._trains and call is not None:
-            step = by_share(model, step)
             path = GradientPath.of(model, self._strategy, call.watch.on_nan if call.watch else OnNan.IGNORE)
         with_optionals = getattr(model, "_autoconvert_optionals", None)  # only in newer versions of Keras
         step = with_optionals(step) if with_optionals else step
@@ -92,8 +91,8 @@ class KerasSteps:
         """`make` is Keras's maker of functions: it takes the model and the step."""
         self._model = model
         self._step = step
-        self.call = make(model, self._reading if is_left_to_keras(model) else step)
-        self._waiting_call = make(model, self._waiting) if metrics_may_wait(model) else None
+        self.call = retried(make(model, self._reading if is_left_to_keras(model) else step))
+        self._waiting_call = retried(make(model, self._waiting)) if metrics_may_wait(model) else None
         self._tracing = ExitStack()
         self._noted: dict[int, Result] | None = None
         self._told: Any = None
