@@ -38,10 +38,13 @@ CLUSTERS = (f"{CLUSTER}node/", CLUSTER)
 """Folders of tests that share a cluster: one with pods, one without."""
 FORMS = "tests/keras_forms/"
 """Its tests' parameters begin with the group whose processes they share."""
+SHAPES = "tests/script_shapes/"
+"""Its tests share nothing, and together they take minutes."""
 LONG = (
     *CLUSTERS,
     FORMS,
-    *(f"tests/{name}/" for name in ("multiprocess", "script_shapes", "versions")),
+    *(f"tests/{name}/" for name in ("multiprocess", "versions")),
+    SHAPES,
     *(f"tests/{name}/" for name in ("agent", "cli", "contract", "controller")),
     *(f"tests/{name}/" for name in ("trainer_plain", "trainer", "scenarios", "client")),
 )
@@ -91,14 +94,16 @@ class ClusterScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(FORMS):
             return FORMS + nodeid.partition("[")[2].rpartition("/")[0]
+        if nodeid.startswith(SHAPES):
+            return nodeid
         clusters = (folder for folder in CLUSTERS if nodeid.startswith(folder))
         return next(clusters, nodeid.partition("::")[0])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Called by pytest-xdist. One more than there are cores, since tests also wait; memory is for four."""
-    return min((os.cpu_count() or 1) + 1, 4)
+    """Called by pytest-xdist. Two more than there are cores: those on a cluster wait; memory is for four."""
+    return min((os.cpu_count() or 1) + 2, 4)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -23,7 +23,8 @@ y = (x @ np.array([1, -2, 3, 0.5]))[:, None].astype("float32")
 
 
 def net(rate=0.02, units=0, optimizer=keras.optimizers.SGD, **dense):
-    with tf.distribute.get_strategy().scope():
+    strategy = getattr(sys.modules["__main__"], "strategy", None) or tf.distribute.get_strategy()
+    with strategy.scope():
         layers = [keras.layers.Dense(units, kernel_initializer="ones")] if units else []
         last = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(0.1), **dense)
         model = keras.Sequential([keras.Input((4,)), *layers, last])

@@ -123,10 +123,12 @@ say("model", model)
         """
 model = net(units=3)
 model.layers[0].trainable = False
-model.compile(keras.optimizers.SGD(0.01), loss="mse")
+with strategy.scope():
+    model.compile(keras.optimizers.SGD(0.01), loss="mse")
 say("one", model.fit(x, y, batch_size=16, epochs=2, verbose=0))
 model.layers[0].trainable = True
-model.compile(keras.optimizers.Adam(0.001), loss="mse")
+with strategy.scope():
+    model.compile(keras.optimizers.Adam(0.001), loss="mse")
 say("two", model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[Kill()]))
 say("model", model)
 """,
@@ -203,7 +205,7 @@ for fold in range(3):
     model = net()
     held_out = (x[~rows], y[~rows])
     arguments = {"callbacks": [Kill()]} if fold == 1 else {}
-    say(fold, model.fit(x[rows], y[rows], batch_size=14, epochs=3, verbose=0, validation_data=held_out, **arguments))
+    say(fold, model.fit(x[rows], y[rows], batch_size=15, epochs=3, verbose=0, validation_data=held_out, **arguments))
 """,
     ),
     plain(
@@ -546,4 +548,97 @@ AFTER = [
     ),
 ]
 
-SHAPES = [*STAGES, *FOLDS, *SWEEPS, *CAUGHT, *EXITS, *AFTER]
+FILES = [
+    plain(
+        "the best epoch is loaded from ModelCheckpoint's file",
+        """
+best = OUT / "best.keras"
+keep = keras.callbacks.ModelCheckpoint(best, monitor="loss", save_best_only=True)
+model = net()
+say("fit", model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[keep, Kill()]))
+say("best", keras.models.load_model(best))
+""",
+    ),
+    plain(
+        "CSVLogger's file is read by the script",
+        """
+import csv
+
+say("fit", fit(net(), callbacks=[keras.callbacks.CSVLogger("log.csv")]))
+with open("log.csv") as file:
+    say("rows", [float(row["loss"]) for row in csv.DictReader(file)])
+""",
+    ),
+    plain(
+        "a model that was saved and exported is read again, and trained on",
+        """
+model = net()
+fit(model, epochs=2)
+model.save("first.keras")
+model.export(OUT / "exported", verbose=False)
+exported = tf.saved_model.load(OUT / "exported")
+say("served", exported.serve(x[:4]).numpy().tolist())
+with strategy.scope():
+    loaded = keras.models.load_model("first.keras")
+say("loaded", loaded)
+say("two", loaded.fit(x, -y, batch_size=16, epochs=3, verbose=0, callbacks=[Kill()]))
+""",
+    ),
+]
+
+HELPERS = [
+    plain(
+        "a helper process prepares the data",
+        """
+import subprocess
+
+helper = "import numpy, sys; numpy.save(sys.argv[1], numpy.arange(64.0)[:, None] / 64)"
+subprocess.run([sys.executable, "-c", helper, f"{RANK}.npy"], check=True)
+say("fit", net().fit(x, np.load(f"{RANK}.npy"), batch_size=16, epochs=3, verbose=0, callbacks=[Kill()]))
+""",
+    ),
+]
+
+OUTAGES = [
+    plain(
+        "the data's server is away within the first epoch of a pipeline",
+        """
+def read(number):
+    if ATTEMPT == 1 and number == 40 and RANK == 0:
+        raise OSError(116, "Stale file handle")
+    return x[number], y[number]
+
+
+def rows(number):
+    row, target = tf.numpy_function(read, [number], (tf.float32, tf.float32))
+    return tf.ensure_shape(row, (4,)), tf.ensure_shape(target, (1,))
+
+
+say("fit", net().fit(tf.data.Dataset.range(64).map(rows).batch(16), epochs=3, verbose=0))
+""",
+    ),
+    plain(
+        "the checkpoints' folder is away for an epoch, and a kill",
+        """
+FOLDER = Path(os.environ.get("TRAINJOB_CHECKPOINT_DIR", OUT / "checkpoints"))
+
+
+def away(epoch, logs):
+    if RANK == 0 and ATTEMPT == 1 and epoch == 1:
+        FOLDER.rename(OUT / "away")
+        FOLDER.touch()
+
+
+def back(epoch, logs):
+    if (OUT / "away").exists() and RANK == 0 and epoch == 2:
+        FOLDER.unlink()
+        (OUT / "away").rename(FOLDER)
+
+
+outage = keras.callbacks.LambdaCallback(on_epoch_begin=away, on_epoch_end=back)
+say("fit", net().fit(x, y, batch_size=16, epochs=5, verbose=0, callbacks=[outage, Kill(3)]))
+""",
+    ),
+]
+
+SHAPES = [*STAGES, *FOLDS, *SWEEPS, *CAUGHT, *EXITS, *AFTER, *FILES, *HELPERS, *OUTAGES]

@@ -28,6 +28,7 @@ def run_attempts(script: Path, root: Path, workers: int) -> list[dict[str, Ended
     while len(attempts) < MOST_ATTEMPTS and not (attempts and attempts[-1]["worker-0"].code == 0):
         number = str(len(attempts) + 1)
         env = {"SEEN": str(root / "seen"), "TRAINJOB_ATTEMPT": number, "TRAINJOB_EPOCH": f"1.{number}"}
+        env["TRAINJOB_SUPERVISED"] = "yes"  # by `run_job`
         attempts.append(run_job(script, root, workers=workers, env=env))
     return attempts
 
