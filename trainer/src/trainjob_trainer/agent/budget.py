@@ -11,6 +11,16 @@ from trainjob_trainer.agent.failure import Failure, find_exception, integer, is_
 # The counts of a job's restarts: agents exchange them, so that the end of one loses nothing.
 
 
+_JSON_NAMES = {
+    "attempt": "attempt",
+    "counted": "charged",
+    "uncounted": "uncharged",
+    "reset": "refunded",
+    "since_progress": "sinceProgress",
+    "furthest_step": "furthestStep",
+}
+
+
 @dataclass(frozen=True)
 class RestartCounts:
     """Counts that only grow, so that two sides merge theirs by the larger value.
@@ -35,25 +45,13 @@ class RestartCounts:
     def from_json(cls, raw: object) -> RestartCounts:
         """Read counts leniently: a missing value or one of an unexpected type is 0."""
         values = raw if isinstance(raw, dict) else {}
-        return cls(
-            attempt=integer(values.get("attempt"), 0) or 0,
-            counted=integer(values.get("charged"), 0) or 0,
-            uncounted=integer(values.get("uncharged"), 0) or 0,
-            reset=integer(values.get("refunded"), 0) or 0,
-            since_progress=integer(values.get("sinceProgress"), 0) or 0,
-            furthest_step=integer(values.get("furthestStep")),
-        )
+        numbers = {name: integer(values.get(key)) for name, key in _JSON_NAMES.items()}
+        step = numbers.pop("furthest_step")
+        return cls(**{name: max(0, number or 0) for name, number in numbers.items()}, furthest_step=step)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
-        return {
-            "attempt": self.attempt,
-            "charged": self.counted,
-            "uncharged": self.uncounted,
-            "refunded": self.reset,
-            "sinceProgress": self.since_progress,
-            "furthestStep": self.furthest_step,
-        }
+        return {key: getattr(self, name) for name, key in _JSON_NAMES.items()}
 
     @property
     def used(self) -> int:

@@ -67,6 +67,15 @@ _LONGEST_MESSAGE = 500
 _LONGEST_TAIL = 2048
 
 
+_JSON_NAMES = {
+    "exit_code": "exitCode",
+    "log_tail": "logTail",
+    "checkpoint_step": "checkpointStep",
+    "counted": "charged",
+}
+"""Of the fields that are called otherwise in JSON."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """The failure of one replica.
@@ -121,24 +130,7 @@ class Failure:
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
-        return {
-            "replica": self.replica,
-            "pod": self.pod,
-            "incarnation": self.incarnation,
-            "attempt": self.attempt,
-            "reason": self.reason,
-            "exitCode": self.exit_code,
-            "signal": self.signal,
-            "message": self.message,
-            "logTail": self.log_tail,
-            "step": self.step,
-            "checkpointStep": self.checkpoint_step,
-            "charged": self.counted,
-            "permanent": self.permanent,
-            "repeated": self.repeated,
-            "alone": self.alone,
-            "time": self.time,
-        }
+        return {_JSON_NAMES.get(name, name): value for name, value in vars(self).items()}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Failure:

@@ -79,13 +79,13 @@ def _keras_trainer(module: ModuleType) -> None:
 def _keras_saving(module: ModuleType) -> None:
     from trainjob_trainer.plain.writers import redirect_saving  # noqa: PLC0415
 
-    redirect_saving(module)
+    redirect_saving(module, "save_model", "save_weights")
 
 
 def _keras_model(module: ModuleType) -> None:
-    from trainjob_trainer.plain.writers import redirect_export  # noqa: PLC0415
+    from trainjob_trainer.plain.writers import redirect_saving  # noqa: PLC0415
 
-    redirect_export(module)
+    redirect_saving(module.Model, "export")
 
 
 def _legacy_keras(module: ModuleType) -> None:

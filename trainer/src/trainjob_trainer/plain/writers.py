@@ -23,7 +23,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.edge import private_name
@@ -40,22 +39,15 @@ _REMOTE = "://"
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
-def redirect_saving(module: ModuleType) -> None:
-    """Wrap the functions of `keras.src.saving.saving_api` that save models and weights."""
-    for name in ("save_model", "save_weights"):
-        _redirect(module, name)
+def redirect_saving(owner: Any, *names: str) -> None:
+    """Wrap functions of a module or class of Keras that save a model or its weights to a path."""
+    for name in names:
+        original = getattr(owner, name, None)
+        if original is not None and not hasattr(original, "_trainjob_redirected"):
+            setattr(owner, name, _redirected(original))
 
 
-def redirect_export(module: ModuleType) -> None:
-    """Wrap `Model.export` of `keras.src.models.model`."""
-    _redirect(module.Model, "export")
-
-
-def _redirect(owner: Any, name: str) -> None:
-    original = getattr(owner, name, None)
-    if original is None or hasattr(original, "_trainjob_redirected"):
-        return
-
+def _redirected(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def redirected(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(filepath, (str, Path)):  # an open file is left to the script
@@ -64,7 +56,7 @@ def _redirect(owner: Any, name: str) -> None:
             return original(model, path, *args, **kwargs)
 
     redirected._trainjob_redirected = True  # type: ignore[attr-defined]
-    setattr(owner, name, redirected)
+    return redirected
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ class Machine:
         self._nvml: Any = None
         self._gpus: list[Any] = []
         with contextlib.suppress(Exception):  # no package, no driver or no GPU
-            self._nvml = (load or _load)()
+            self._nvml = load() if load else importlib.import_module("pynvml")
             self._nvml.nvmlInit()
             self._gpus = list(_visible(self._nvml, env.get(_VISIBLE)))
 
@@ -55,10 +55,6 @@ def resident_bytes() -> int:
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * resource.getpagesize()
     return 0
-
-
-def _load() -> Any:
-    return importlib.import_module("pynvml")
 
 
 def _visible(nvml: Any, visible: str | None) -> Iterator[Any]:
@@ -96,10 +92,12 @@ def keep_freed_memory(env: Mapping[str, str] | None = None, library: Any = None)
     """Make this process keep the memory that it frees, and return whether it does.
 
     Nothing changes if the C library can't do that, or if the user has set one of glibc's own variables for
-    it or has switched it off.
+    it (mallopt(3), ENVIRONMENT VARIABLES) or has switched it off.
     """
     env = os.environ if env is None else env
-    if is_set_by_user(env) or is_without("memory", env):
+    tunables = env.get("GLIBC_TUNABLES", "")
+    is_chosen = any(env.get(name) for name in _VARIABLES) or any(name in tunables for name in _TUNABLES)
+    if is_chosen or is_without("memory", env):
         return False
     with contextlib.suppress(OSError, AttributeError):
         mallopt = (library or ctypes.CDLL(None)).mallopt  # only glibc has it
@@ -111,9 +109,3 @@ def give_back(library: Any = None) -> None:
     """Return kept memory to the kernel once, after something that needs more than any step."""
     with contextlib.suppress(OSError, AttributeError):
         (library or ctypes.CDLL(None)).malloc_trim(0)
-
-
-def is_set_by_user(env: Mapping[str, str]) -> bool:
-    """Return whether the user has set glibc's own variables (mallopt(3), ENVIRONMENT VARIABLES)."""
-    tunables = env.get("GLIBC_TUNABLES", "")
-    return any(env.get(name) for name in _VARIABLES) or any(name in tunables for name in _TUNABLES)
