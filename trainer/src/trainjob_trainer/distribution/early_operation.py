@@ -57,18 +57,13 @@ def explained(task: Task) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_early_operation(error):
+        if isinstance(error, RuntimeError) and "must be configured at program startup" in str(error):
             raise explain_early_operation() from error
         if "start gRPC server" in str(error):
             raise PortInUse(
                 f"{task.replica} cannot listen on {task.address}: the port is taken by another process"
             ) from error
         raise
-
-
-def is_early_operation(error: BaseException) -> bool:
-    """Return whether TensorFlow complains that its runtime was already started."""
-    return isinstance(error, RuntimeError) and "must be configured at program startup" in str(error)
 
 
 def explain_early_operation(first: traceback.FrameSummary | None = None) -> InvalidConfiguration:

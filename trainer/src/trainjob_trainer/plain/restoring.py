@@ -35,6 +35,7 @@ from trainjob_trainer.resume import (
 )
 
 _DATA = ("x", "y", "sample_weight", "class_weight")
+_BATCHES = ("global_batch", "steps_of_an_epoch")
 
 
 def restore(
@@ -93,7 +94,9 @@ def restore(
         _announce(call, state, checkpoint)
     if plan is ResumePlan.RESUME:
         call.remembered = () if state.complete else state.callbacks
-        if _are_same_batches(state.settings, call.settings):
+        # A number of batches stands for the same examples only while these are the same.
+        pairs = ((state.settings.get(name), call.settings.get(name)) for name in _BATCHES)
+        if all(then == now for then, now in pairs):
             call.midway = state.epochs_done, state.batches_done
         remedy = f"{IN_A_CALLBACK}, or {process.environment.how_to_start_over}"
         call.settings = go_on_with_settings(
@@ -171,11 +174,6 @@ def _decide(process: PlainProcess, call: ScriptCall, identity: Identity) -> _Dec
     if plan is ResumePlan.ANEW or (plan is ResumePlan.RESUME and state is not None and state.complete):
         trainings.close()
     return _Decision(number, step, plan, 0, read)
-
-
-def _are_same_batches(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return whether a number of batches still stands for the same examples."""
-    return all(then.get(name) == now.get(name) for name in ("global_batch", "steps_of_an_epoch"))
 
 
 def _settings(call: ScriptCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:
