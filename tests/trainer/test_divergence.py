@@ -23,12 +23,11 @@ from trainjob_trainer.distribution.divergence import (
     describe,
     find_apart,
     hash_of,
-    is_wanted,
     mirrored,
 )
 from trainjob_trainer.early_stopping import Selection
 from trainjob_trainer.engine.gradient_path import _note_gathered
-from trainjob_trainer.recipe import TrainingPlan
+from trainjob_trainer.recipe import TrainingPlan, from_environment
 
 THREE = {"worker": ("a:1", "b:1", "c:1")}
 MIRRORED = tf.distribute.MirroredStrategy(["CPU:0"])
@@ -295,12 +294,12 @@ def test_where_one_rounds_differently_or_does_not_want_to_nobody_compares(
     ],
 )
 def test_the_environment_decides(environment: dict[str, str], otherwise: bool, expected: bool) -> None:
-    assert is_wanted(environment, otherwise) is expected
+    assert from_environment("compare_weights", environment, otherwise) is expected
 
 
 def test_other_words_are_refused() -> None:
     with pytest.raises(InvalidConfiguration, match="TRAIN_COMPARE_WEIGHTS: must be true or false, got 'no!'"):
-        is_wanted({"TRAIN_COMPARE_WEIGHTS": "no!"})
+        from_environment("compare_weights", {"TRAIN_COMPARE_WEIGHTS": "no!"}, True)
 
 
 class Steps:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trainjob_trainer import Environment, InvalidConfiguration, NotFinite, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.data.source import Cache, TrainingSource, build_share
-from trainjob_trainer.distribution.strategy import server_addresses, wait_for_servers
+from trainjob_trainer.distribution.strategy import wait_for_servers
 from trainjob_trainer.early_stopping import Rule, Selection
 from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.gradient_path import GradientPath
@@ -55,7 +55,7 @@ def test_the_chief_waits_for_each_server_and_says_for_whom() -> None:
         now[0] += seconds
 
     wait_for_servers(
-        server_addresses(TASK),
+        TASK,
         lambda address: address != "c:1" or now[0] > 40,
         clock=lambda: now[0],
         sleep=sleep,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -27,9 +28,9 @@ from trainjob_trainer.resume import (
     describe_differences,
     end_if_finished,
     find_start,
-    is_lost,
     read_agreed,
     refuse_finished,
+    refuse_lost,
     settings_in_force,
     settings_of,
 )
@@ -292,7 +293,9 @@ def test_a_manifest_that_is_none_is_damage_and_nobody_waits_for_it(
 def test_what_was_reported_has_to_be_there(
     reported: int | None, found: int, known: tuple[int, ...], lost: bool
 ) -> None:
-    assert is_lost(reported, found, known) is lost
+    store: Any = SimpleNamespace(known_steps=lambda: set(known), directory=Path("checkpoints"))
+    with pytest.raises(StorageUnavailable) if lost else contextlib.nullcontext():
+        refuse_lost(store, found, reported)
 
 
 def test_a_start_behind_what_was_reported_is_refused(tmp_path: Path) -> None:

@@ -645,16 +645,22 @@ def test_variables_are_found_by_name_in_another_order(tmp_path: Path) -> None:
     assert (float(a), float(b)) == (1.0, 2.0)
 
 
+def submit(writer: BackgroundWriter, store: CheckpointStore, step: int) -> None:
+    writer.submit(lambda: groups(step), lambda one: store.save(step, 0, one, "uid"))
+
+
 def test_the_background_writer_writes_and_surfaces_failures(tmp_path: Path) -> None:
     seen: list[int] = []
-    writer = BackgroundWriter(CheckpointStore(tmp_path), lambda checkpoint: seen.append(checkpoint.step))
-    writer.submit(1, 0, lambda: groups(1), "uid")
-    writer.submit(2, 0, lambda: groups(2), "uid")
+    store = CheckpointStore(tmp_path)
+    writer = BackgroundWriter(store, lambda checkpoint: seen.append(checkpoint.step))
+    for step in (1, 2):
+        submit(writer, store, step)
     writer.wait()
     assert seen == [1, 2]
 
-    failing = BackgroundWriter(CheckpointStore(tmp_path, files=FailingFiles(system_error(1))), lambda _: None)
-    failing.submit(3, 0, lambda: groups(3), "uid")
+    store = CheckpointStore(tmp_path, files=FailingFiles(system_error(1)))
+    failing = BackgroundWriter(store, lambda _: None)
+    submit(failing, store, 3)
     with pytest.raises(OutputUnwritable):
         failing.wait()
 
@@ -666,9 +672,10 @@ def test_of_the_checkpoints_that_come_while_one_waits_the_newest_is_written_next
         has_failed.set()
         time.sleep(0.001)
 
-    writer = BackgroundWriter(CheckpointStore(tmp_path, files=files, sleep=sleep), seen.append)
+    store = CheckpointStore(tmp_path, files=files, sleep=sleep)
+    writer = BackgroundWriter(store, seen.append)
     for step in (1, 2, 3):  # training goes on: this would hang otherwise
-        writer.submit(step, 0, lambda step=step: groups(step), "uid")
+        submit(writer, store, step)
     assert has_failed.is_set()
     assert writer.is_late
     files.error = None

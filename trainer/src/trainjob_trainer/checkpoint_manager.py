@@ -59,20 +59,13 @@ class BackgroundWriter:
         takes_long = time.monotonic() - self._began >= LATE_SECONDS
         return self.is_writing and (self._store.patience.is_waiting or takes_long)
 
-    def submit(
-        self,
-        step: int,
-        epoch: int,
-        snapshot: Callable[[], HostGroups],
-        job_uid: str,
-        spared: Collection[int] = (),
-    ) -> None:
-        """Start a write after the previous one has ended, or is late; arguments as `CheckpointStore.save`."""
+    def submit(self, snapshot: Callable[[], HostGroups], save: Callable[[HostGroups], Checkpoint]) -> None:
+        """Have `save` write a snapshot once the previous write has ended, or is late."""
         self.wait(until_late=True)
         self._next = None  # no more than two copies at a time
         groups = snapshot()
         with self._lock:
-            self._next = lambda: self._store.save(step, epoch, groups, job_uid, spared)
+            self._next = lambda: save(groups)
             if not self.is_writing:
                 self._began = time.monotonic()
                 self._is_idle.clear()
@@ -266,7 +259,8 @@ class CheckpointWriter:
         if self._saved == step:
             return
         self.settle(until_late=True)
-        self._writer.submit(step, epoch, snapshot, self.replica.environment.uid, spared)
+        store, uid = self._store, self.replica.environment.uid
+        self._writer.submit(snapshot, lambda groups: store.save(step, epoch, groups, uid, spared))
         self._saved = step
 
 

@@ -17,7 +17,7 @@ from trainjob_trainer.checkpoint.store import Checkpoint, FinalMarker
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.data.batches import part_of
 from trainjob_trainer.distribution.collective import broadcast
-from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus, is_wanted
+from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.engine.metric_state import TrackedMetrics
 from trainjob_trainer.environment import is_smoke
@@ -178,7 +178,8 @@ class Run:
         if task.is_writer:
             store.clear_final()
         (every,) = broadcast(self.strategy, task, [checkpoint_every or max(1, total // 10)])
-        wanted = is_wanted(os.environ, not has_gpus() if compare_weights is None else compare_weights)
+        wanted = not has_gpus() if compare_weights is None else compare_weights
+        wanted = from_environment("compare_weights", os.environ, wanted)
         weights = WeightsWatch(self.strategy, task, wanted=wanted)
         self._replica.progress.update(
             state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None

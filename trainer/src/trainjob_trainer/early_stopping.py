@@ -221,6 +221,7 @@ class Selection:
         self.rule = rule
         self._total_steps = total_steps
         self._score = score
+        self.scores = score is not None
         self._history = History(rule.monitor, total_steps=total_steps)
 
     @property
@@ -239,11 +240,6 @@ class Selection:
         """Record an epoch's metrics, reduced over all workers."""
         if self.rule.monitor and not self.rule.is_heldout:
             self._history = self._history.with_value(step, metrics[self.rule.monitor])
-
-    @property
-    def scores(self) -> bool:
-        """Whether this process scores weights."""
-        return self._score is not None
 
     def score(self, step: int) -> None:
         """Score the weights after `step`, if this process has to and hasn't yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -105,15 +106,11 @@ def _newest_unseen(
     steps = store.steps()
     if not steps or (marker is not None and steps[-1] <= marker.ended_at):
         return None  # a training that continues removes the marker first
-    try:
-        newest = store.at(steps[-1])
-    except CheckpointUnreadable:
-        return _unless_seen(store.latest(), seen)
-    return _unless_seen(newest, seen) and _unless_seen(store.latest(), seen)
-
-
-def _unless_seen(checkpoint: Checkpoint | None, seen: Checkpoint | None) -> Checkpoint | None:
-    return None if checkpoint == seen else checkpoint
+    with contextlib.suppress(CheckpointUnreadable):
+        if store.at(steps[-1]) == seen:
+            return None
+    newest = store.latest()
+    return None if newest == seen else newest
 
 
 # Scores of a Keras model on held-out data, every example counted once.

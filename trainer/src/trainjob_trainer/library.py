@@ -45,7 +45,6 @@ from trainjob_trainer.evaluation import (
     Evaluation,
     KerasScoring,
     ResultsFile,
-    Score,
     announce_evaluation,
     evaluate_checkpoints,
     publish,
@@ -80,27 +79,16 @@ FOLDER = "model"
 KERAS_FILE = "model.keras"
 SAVED_MODEL = "saved_model"
 
-Build = Callable[[], Any]
+BuildModel = Callable[[], Any]
 """Builds the compiled Keras model, with its optimizer's variables, outside of any strategy."""
-
-
-def export_model(replica: Replica, build: Build, trained: HostGroups) -> None:
-    """Write `<output>/model` with the final weights, on the writer alone.
-
-    The model is built again, since saving one whose variables are spread over workers needs all workers. A
-    format that fails is logged and left out; the weights are in the final checkpoint anyway. Raises
-    OutputFull, OutputUnwritable, Fenced or OutputTaken if the folder can't be written.
-    """
-    with tf.device("CPU:0"):  # a GPU may have no memory for a second model
-        model = build()
-        assign(variable_groups(model), trained)
-    save_model(replica, model.save, lambda path: model.export(path, verbose=False))
+LoadData = Callable[..., Any]
 
 
 def save_model(replica: Replica, save: Callable[[Path], None], export: Callable[[Path], None]) -> None:
     """Write `<output>/model` by two functions of a path, for Keras's own format and then a SavedModel.
 
-    Raises as `export_model`.
+    A format that fails is logged and left out; the weights are in the final checkpoint anyway. Raises
+    OutputFull, OutputUnwritable, Fenced or OutputTaken if the folder can't be written.
     """
     folder = replica.environment.output_dir / FOLDER
 
@@ -127,10 +115,6 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
         Files().remove(path)  # it may be incomplete
         why = first_line(error)
         notice(f"the model can't be written as {path.name}: {why}")
-
-
-BuildModel = Callable[[], Any]
-LoadData = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -420,10 +404,19 @@ def _as_recipe_says(request: _Request) -> BuildModel:
 
 
 def _export(replica: Replica, request: _Request, spec: Any) -> Callable[[HostGroups], None]:
-    def build() -> Any:
-        return build_model(tf.distribute.get_strategy(), _as_recipe_says(request), spec, request.recipe.seed)
+    """Return what writes `<output>/model` with the final weights, on the writer alone.
 
-    return lambda trained: export_model(replica, build, trained)
+    The model is built again, since saving one whose variables are spread over workers needs all workers.
+    """
+
+    def export(trained: HostGroups) -> None:
+        with tf.device("CPU:0"):  # a GPU may have no memory for a second model
+            build, here = _as_recipe_says(request), tf.distribute.get_strategy()
+            model = build_model(here, build, spec, request.recipe.seed)
+            assign(variable_groups(model), trained)
+        save_model(replica, model.save, lambda path: model.export(path, verbose=False))
+
+    return export
 
 
 def _rule(replica: Replica, strategy: Any, request: _Request, plan: TrainingPlan, model: Any) -> Rule:
@@ -480,25 +473,22 @@ def _heldout_scoring(replica: Replica, strategy: Any, request: _Request) -> tupl
 
 def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
     model, scoring = _heldout_scoring(replica, strategy, request)
+
+    if request.test is not None:
+        test = KerasScoring(model, "test", measure(request.test(), "test"), request.batch, replica)
+
+    def score_test(checkpoint: Checkpoint) -> Mapping[str, float]:
+        host = replica.store.read(checkpoint)
+        return {f"test_{name}": value for name, value in test.score(host).items()}
+
     final: Evaluation | None = evaluate_checkpoints(
         replica,
         lambda checkpoint: scoring.score(replica.store.read(checkpoint)),
         markers=[replica.store.ended, replica.store.final, current_process().trainings.root.final],
-        score_final=None if request.test is None else _test(replica, request.test, request, model),
+        score_final=None if request.test is None else score_test,
     )
     step = final.step if final else 0
     return Result(model, step, final.metrics if final else {}, step)
-
-
-def _test(replica: Replica, load: LoadData, request: _Request, model: Any) -> Score:
-    test = measure(load(), "test")
-    scoring = KerasScoring(model, "test", test, request.batch, replica)
-
-    def score(checkpoint: Checkpoint) -> Mapping[str, float]:
-        metrics = scoring.score(replica.store.read(checkpoint))
-        return {f"test_{name}": value for name, value in metrics.items()}
-
-    return score
 
 
 def _batch_spec(data: TrainingData, batch: int | None) -> Any:

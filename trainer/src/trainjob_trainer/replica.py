@@ -61,7 +61,11 @@ def join(
     replica = Replica(task, environment, store, progress, stop)
     progress.update(state="starting")
     progress.keep_fresh()
-    _check_output(replica)
+    # Before TensorFlow waits for the others, whose job may be finished or can't write its output.
+    if not task.is_evaluator:
+        end_if_finished(store, environment.uid, progress)
+    if task.is_writer:
+        store.prepare()
     keep_freed_memory(variables)
     return replica
 
@@ -71,15 +75,6 @@ def as_evaluator(replica: Replica) -> Replica:
     folder = replica.environment.output_dir / "evaluator"
     environment = dataclasses.replace(replica.environment, output_dir=folder, log_dir=folder / "logs")
     return dataclasses.replace(replica, environment=environment)
-
-
-def _check_output(replica: Replica) -> None:
-    """Check that the job isn't finished and can write its output, before TensorFlow waits for the others."""
-    if replica.task.is_evaluator:
-        return
-    end_if_finished(replica.store, replica.environment.uid, replica.progress)
-    if replica.task.is_writer:
-        replica.store.prepare()
 
 
 def leave_on_request(task: Task, progress: ProgressFile) -> NoReturn:

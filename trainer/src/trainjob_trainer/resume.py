@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -89,11 +89,11 @@ def choose_start(
 
 
 def refuse_lost(store: CheckpointStore, found: int, reported: int | None) -> None:
-    """Refuse to start before the reported checkpoint, unless that is there and damaged.
+    """Refuse to start before the reported checkpoint, unless it is in place or set aside.
 
-    Raises StorageUnavailable if neither it nor a later one is there.
+    `found` is the step of the newest whole one, 0 without one. Raises StorageUnavailable if it is lost.
     """
-    if not is_lost(reported, found, store.known_steps()):
+    if reported is None or reported <= found or reported in store.known_steps():
         return
     newest = f"the newest that is found is that of step {found}" if found else "none is found"
     raise StorageUnavailable(
@@ -101,15 +101,6 @@ def refuse_lost(store: CheckpointStore, found: int, reported: int | None) -> Non
         "changed there: is it the output's volume, and is all of it mounted? If that checkpoint was deleted "
         f"on purpose, make an empty folder damaged-step-{reported:08d} there; training goes on without it"
     )
-
-
-def is_lost(reported: int | None, found: int, known: Collection[int]) -> bool:
-    """Return whether a reported checkpoint is neither surpassed, nor in place, nor set aside.
-
-    `found` is the step of the newest whole one, 0 without one; `known` are the steps of all in place or set
-    aside.
-    """
-    return reported is not None and reported > found and reported not in known
 
 
 def set_aside_damaged(store: CheckpointStore, chosen: int) -> None:

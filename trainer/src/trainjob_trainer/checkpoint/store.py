@@ -180,7 +180,7 @@ class CheckpointStore:
 
         An earlier checkpoint of the same step is dropped afterwards, so that there is always one.
         """
-        target = self._folder(step)
+        target = self.directory / _name(step, 0)
         facts = {"step": step, "epoch": epoch, "jobUid": job_uid, "time": self._now()}
 
         def publish() -> Path:
@@ -436,9 +436,6 @@ class CheckpointStore:
             if not self._is_any_there([folder.name]):
                 return folder
         raise AssertionError
-
-    def _folder(self, step: int) -> Path:
-        return self.directory / _name(step, 0)
 
     def _newest_whole(self, step: int, names: Sequence[str]) -> Checkpoint:
         return self._first(step, names, self._whole)

@@ -15,7 +15,7 @@ import os
 import platform
 import zlib
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,7 +27,6 @@ from trainjob_trainer.checkpoint.snapshot import VariableGroups, local_component
 from trainjob_trainer.distribution.collective import gather, gather_all
 from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.errors import PeerLost, WeightsDiverged
-from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
@@ -147,11 +146,6 @@ class WeightsWatch:
         if self._task.rank in apart.ranks:
             raise WeightsDiverged(sentence)
         raise PeerLost(f"{self._task.replica} can't go on with the others: {sentence}")
-
-
-def is_wanted(environment: Mapping[str, str], otherwise: bool = True) -> bool:
-    """Return whether to compare weights: TRAIN_COMPARE_WEIGHTS, or `otherwise` if it is not set."""
-    return bool(from_environment("compare_weights", environment, otherwise))
 
 
 def has_gpus() -> bool:

@@ -83,7 +83,9 @@ class InitialValues:
 
     def agree(self) -> None:
         """Make the values of all new variables the same; all workers call it at the same point."""
-        if not self._pending or _is_in_replica():
+        if not self._pending or (
+            tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        ):
             return
         pending, self._pending = self._pending, []
         with tf.init_scope():  # a step may be in the middle of its tracing
@@ -155,10 +157,6 @@ class InitialValues:
         value = np.frombuffer(received.tobytes(), mine.dtype, mine.size).reshape(mine.shape)
         for component in local_components(variable):
             component.assign(value)
-
-
-def _is_in_replica() -> bool:
-    return bool(tf.distribute.has_strategy()) and not tf.distribute.in_cross_replica_context()
 
 
 def _hash(variable: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -116,7 +116,7 @@ def build_coordinated_strategy(task: Task) -> Any:
     """
     # Otherwise a call to a dead worker waits for its return, instead of being sent to another worker.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
-    wait_for_servers(server_addresses(task))
+    wait_for_servers(task)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         training_cluster(task), task_type=task.type, task_id=task.index, rpc_layer="grpc"
     )
@@ -136,32 +136,27 @@ def training_cluster(task: Task) -> Any:
     )
 
 
-def server_addresses(task: Task) -> list[tuple[str, str]]:
-    """Return name and `host:port` of every replica that the chief needs."""
-    return [
-        (f"{role}-{index}", address)
-        for role in ("ps", "worker")
-        for index, address in enumerate(task.cluster.get(role, ()))
-    ]
-
-
 def wait_for_servers(
-    servers: Iterable[tuple[str, str]],
-    listens: Callable[[str], bool] | None = None,
+    task: Task,
+    listens: Callable[[str], bool] = is_listening,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
     tell: Callable[[str], None] = announce,
 ) -> None:
-    """Return when all servers, given by name and `host:port`, listen.
+    """Return when all workers and parameter servers listen.
 
     TensorFlow would wait too, but ignore SIGTERM. There is no deadline: the job's controller decides about a
     missing replica, since it knows the state of the pod.
     """
-    ask = listens or is_listening
+    servers = [
+        (f"{role}-{index}", address)
+        for role in ("ps", "worker")
+        for index, address in enumerate(task.cluster.get(role, ()))
+    ]
     told_at = clock()
     for name, address in servers:
-        while not ask(address):
+        while not listens(address):
             if clock() - told_at >= _SECONDS_BETWEEN_LINES:
                 told_at = clock()
                 tell(f"waiting for {name} at {address}")

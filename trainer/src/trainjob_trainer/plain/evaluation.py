@@ -6,12 +6,12 @@ The code after `fit` in the script is for the training replicas, so the process 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import keras
 
-from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.engine.model_state import variable_groups
@@ -41,7 +41,12 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
     call = Identity(*key_of(site, model), particulars=site.variables)
     store = trainings.store(wait_for_training(trainings, call))
     replica = Replica(process.task, process.environment, store, process.progress, StopRequest())
-    evaluate_checkpoints(replica, _scoring(model, told, store), markers=[trainings.root.final])
+
+    def score(checkpoint: Checkpoint) -> Mapping[str, float]:
+        store.load(checkpoint, variable_groups(model, with_optimizer=False))
+        return scalars(model.evaluate(**told, verbose=0, return_dict=True))
+
+    evaluate_checkpoints(replica, score, markers=[trainings.root.final])
     end_evaluator(process)
 
 
@@ -61,14 +66,3 @@ def _heldout(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
         "batch_size": arguments["validation_batch_size"] or arguments["batch_size"],
         "steps": arguments["validation_steps"],
     }
-
-
-def _scoring(
-    model: Any, data: dict[str, Any], store: CheckpointStore
-) -> Callable[[Checkpoint], Mapping[str, float]]:
-    def score(checkpoint: Checkpoint) -> Mapping[str, float]:
-        store.load(checkpoint, variable_groups(model, with_optimizer=False))
-        metrics = model.evaluate(**data, verbose=0, return_dict=True)
-        return scalars(metrics)
-
-    return score

@@ -13,7 +13,6 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -67,7 +66,12 @@ def prepare_strategy(module: ModuleType) -> None:
                 cluster_resolver = _own_resolver(process.task)
             end_on_request(process)
             seed_tensorflow(module.context)
-            _build(process, lambda: original(self, cluster_resolver, communication_options))
+            process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
+            wait_for_first_worker(process.task)
+            bear_pauses(has_agent=process.environment.has_agent)
+            with explained(process.task):
+                original(self, cluster_resolver, communication_options)
+            process.progress.update(state="starting")
             from trainjob_trainer.distribution.initial_values import create_locally  # noqa: PLC0415 - needs all of TensorFlow
 
             create_locally(self, process.task)
@@ -303,15 +307,6 @@ class _Kept:
     def with_options(self, options: Any) -> Any:
         self._made = self._dataset.with_options(options)
         return self._made
-
-
-def _build(process: PlainProcess, build: Callable[[], None]) -> None:
-    process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
-    wait_for_first_worker(process.task)
-    bear_pauses(has_agent=process.environment.has_agent)
-    with explained(process.task):
-        build()
-    process.progress.update(state="starting")
 
 
 def _own_resolver(task: Task) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.distribution.collective import broadcast
-from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
+from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.model_state import create_random_state, tell_unsynchronized
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
@@ -137,7 +137,7 @@ def _weights_watch(process: PlainProcess, model: Any) -> WeightsWatch | None:
     strategy = model.distribute_strategy
     if process.task.num_workers > 1 and not is_collective(strategy):
         return None
-    return WeightsWatch(strategy, process.task, wanted=is_wanted(os.environ))
+    return WeightsWatch(strategy, process.task, wanted=from_environment("compare_weights", os.environ, True))
 
 
 def _end(process: PlainProcess, call: ScriptCall, last: AtEnd) -> None:
