@@ -69,7 +69,7 @@ class Training:
         """Train up to `step`, and return whether that is the end."""
         self.weight.assign(step)
         self.metrics = {"loss": loss}
-        self.checkpoints.epoch_ended(step, self.metrics)
+        self.selection.epoch_ended(step, self.metrics)
         return self.checkpoints.between_steps(step)
 
     def run(self, values: list[float], *, until: int = TOTAL) -> Ending | None:

@@ -35,6 +35,8 @@ def test_each_batch_is_told_and_then_goes_on_what_was_before(name: str) -> None:
     getattr(model, name)(x, **given, batch_size=2, verbose=0, callbacks=with_scoring(None, progress))
     scoring = [("evaluating", batches) for batches in (None, 1, 2, 3)]
     assert progress.words == [("training", None), *scoring, ("training", None)]
+    once = [Scoring(progress)]  # a second one would go on with the first one's state
+    assert with_scoring(once, progress) is once
 
 
 @pytest.mark.parametrize(("role", "told"), [("worker", True), ("evaluator", False)])

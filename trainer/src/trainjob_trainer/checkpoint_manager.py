@@ -302,7 +302,7 @@ class CheckpointManager:
     ) -> None:
         self._replica = replica
         self._plan = plan
-        self._selection = selection
+        self.selection = selection
         self._groups = groups
         self._snapshot_of_training = snapshot
         self._export = export
@@ -316,14 +316,10 @@ class CheckpointManager:
         Return whether there is nothing left to train: training had stopped early, and was interrupted at its
         end.
         """
-        self._selection.resume(saved, step)
+        self.selection.resume(saved, step)
         if step and step % self._plan.checkpoint_every == 0:
-            self._selection.score(step)
-        return self._selection.is_over() if step else False
-
-    def epoch_ended(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record an epoch's metrics, reduced over all workers."""
-        self._selection.epoch_ended(step, metrics)
+            self.selection.score(step)
+        return self.selection.is_over() if step else False
 
     def between_steps(self, step: int) -> bool:
         """Save if a checkpoint is due, and return whether training ends here; the same on all workers.
@@ -331,21 +327,21 @@ class CheckpointManager:
         Raises as `CheckpointWriter.between_steps` and `WeightsWatch.compare`.
         """
         is_due = step % self._plan.checkpoint_every == 0
-        epoch, spared = self._plan.epochs_done(step), self._selection.spared()
+        epoch, spared = self._plan.epochs_done(step), self.selection.spared()
         is_saving = is_due or step in spared
         # The writer's wishes: the others take part in the comparison before it saves.
         agreed = self._agree(int(is_saving) + 2 * int(self._replica.stop.requested))
         if agreed:
             self._compare(step)
-            if self._selection.rule.keep_best:
+            if self.selection.rule.keep_best:
                 self.writer.settle()  # each checkpoint may become the result
         self.writer.between_steps(
             step, epoch, bool(agreed & 1), self._snapshot, spared, is_stopping=bool(agreed & 2)
         )
-        if is_due and self._selection.scores:
+        if is_due and self.selection.scores:
             self.writer.settle()
-            self._selection.score(step)
-        return (is_due or self._plan.is_epoch_end(step)) and self._selection.is_over()
+            self.selection.score(step)
+        return (is_due or self._plan.is_epoch_end(step)) and self.selection.is_over()
 
     def end(
         self, step: int, metrics: Mapping[str, float], reason: str = "", *, is_changed: bool = False
@@ -361,16 +357,16 @@ class CheckpointManager:
         trained: HostGroups = {}
         if is_writer:
             epoch = self._plan.epochs_done(step)
-            spared = self._selection.spared()
+            spared = self.selection.spared()
             trained = self.writer.save_last(step, epoch, self._snapshot, spared, says_more=is_changed)
         # Before the last checkpoint has its score, which might be an improvement.
         if not is_writer or step >= self._plan.total_steps:
             reason = ""
-        elif self._selection.rule.monitor:
-            reason = explain(self._selection.decision, self._selection.rule)
-        chosen = self._selection.choose(step)
+        elif self.selection.rule.monitor:
+            reason = explain(self.selection.decision, self.selection.rule)
+        chosen = self.selection.choose(step)
         if chosen != step:
-            trained = self._selection.put_back(self._groups, chosen)
+            trained = self.selection.put_back(self._groups, chosen)
             metrics = read_results(trained.get(LAST_EPOCH, ()))
         if is_writer:
             if self._export is not None:
@@ -380,4 +376,4 @@ class CheckpointManager:
         return Ending(step, chosen, dict(metrics), reason)
 
     def _snapshot(self) -> HostGroups:
-        return {**self._snapshot_of_training(), **self._selection.groups()}
+        return {**self._snapshot_of_training(), **self.selection.groups()}

@@ -355,7 +355,7 @@ class CoordinatorLoop:
             self._last_epoch = self._engine.metrics()
             self._engine.reset()
             self._recorder.record_epoch(step, self._last_epoch)
-            self._checkpoints.epoch_ended(step, self._last_epoch)
+            self._checkpoints.selection.epoch_ended(step, self._last_epoch)
 
     def _snapshot(self) -> HostGroups:
         values = read(self._groups)

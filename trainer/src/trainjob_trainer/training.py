@@ -193,7 +193,7 @@ class BetweenCalls(LastCallback):
             self.last_epoch = self.figures(logs)
             self._training.recorder.record_epoch(step, self.last_epoch)
         if self._plan.is_epoch_end(step):
-            self.checkpoints.epoch_ended(step, self.last_epoch)
+            self.checkpoints.selection.epoch_ended(step, self.last_epoch)
             self._decide(may_ask=self.call.seen.epochs)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002

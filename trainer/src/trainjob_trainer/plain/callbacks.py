@@ -300,7 +300,8 @@ def with_ours(callbacks: Any, first: Any, last: Any, model: Any) -> Any:
 
 
 def with_scoring(callbacks: Any, progress: ProgressFile) -> Any:
-    """Return the callbacks of an evaluation or prediction, and ours; the list from `fit` already has it."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
+    """Return the callbacks of an evaluation or prediction, with ours once; the list from `fit` has it."""
+    users = listed(callbacks)
+    if isinstance(callbacks, keras.callbacks.CallbackList) or any(isinstance(one, Scoring) for one in users):
         return callbacks
-    return [*listed(callbacks), Scoring(progress)]
+    return [*users, Scoring(progress)]
