@@ -30,7 +30,7 @@ def parts_of(data: tf.data.Dataset, replicas: int, *, weighed: bool = False) -> 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(2, 5), st.integers(1, 40))
-def test_evaluation_counts_every_row_once(replicas: int, factor: int, examples: int) -> None:
+def test_a_prediction_has_every_row_once(replicas: int, factor: int, examples: int) -> None:
     data = batches(examples + replicas, replicas * factor)
     count = int(data.cardinality())
 
@@ -78,6 +78,19 @@ def test_training_parts_carry_their_share() -> None:
         ([3], 0.5),
     ]
     assert [part.rows[0].numpy().tolist() for part in second] == [[1, 2], [4]]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5])
+def test_metrics_count_every_row_once(replicas: int) -> None:
+    parts = [
+        list(rows.part(batches(10, 3), first=one, count=1, of=replicas, weighed=True, fills=True))
+        for one in range(replicas)
+    ]
+    counted = [row for of in parts for part in of if part.copies[1] for row in part.rows[0].numpy()]
+    assert sorted(counted) == list(range(10))
+    assert [round(sum(float(part.share) for part in batch), 6) for batch in zip(*parts, strict=True)] == [
+        1.0
+    ] * 4
 
 
 def padded(lengths: list[int], size: int) -> tf.data.Dataset:

@@ -1,11 +1,11 @@
 """The part of each global batch that a worker takes under Keras's own `fit`, `evaluate` and `predict`.
 
 All workers read the same batches in the same order, and each cuts its own rows out of each batch. This is
-TensorFlow's sharding policy DATA, but exact for batches that the number of devices doesn't divide. In
-training, a device's loss counts by its rows (`replica_share`). In evaluation, every row counts once: a last
-batch of fewer rows than devices is filled up with rows moved from the previous batch, so that each device has
-a row. With the policy FILE, each worker trains and evaluates on its own files (`file_shards`). With HINT and
-OFF, TensorFlow's sharding stays unchanged.
+TensorFlow's sharding policy DATA, but exact for batches that the number of devices doesn't divide: losses and
+metrics count by rows, and each row once (`replica_share`). In a prediction, a last batch of fewer rows than
+devices is filled up with rows moved from the previous batch, so that each device has a row. With the policy
+FILE, each worker trains and evaluates on its own files (`file_shards`). With HINT and OFF, TensorFlow's
+sharding stays unchanged.
 """
 
 from __future__ import annotations
