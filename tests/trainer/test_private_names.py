@@ -96,6 +96,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_distributed_dataset": Epochs,
     "_distribution_strategy": keras.optimizers.Optimizer,
     "_ema_weights_in_model": keras.callbacks.SwapEMAWeights,
+    "_first_batches": keras.src.trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter,
     "_initial_epoch": keras.Model,
     "_initialized": context.Context,
     "_is_default": keras.callbacks.Callback.on_batch_end,

@@ -14,6 +14,10 @@ STATED = {
         "steps_per_epoch_unknown_data_size_not_match": "the data ended within an epoch of steps_per_epoch",
         "py_dataset_multithreading_infinite": "Iterator called after `on_epoch_end`",
     },
+    "callbacks.reduce_lr_on_plateau_test": {"cooldown": "object __array__ method not producing an array"},
+    "callbacks.swap_ema_weights_test": {
+        "with_tf_distribute": "Mixing different tf.distribute.Strategy objects"
+    },
 }
 """How tests end that aren't passed, by a part of their name; docs/your-script.md gives the reasons."""
 CALLBACKS = (

@@ -2,7 +2,7 @@
 
 Keras calls TensorFlow once per batch (`steps_per_execution`), and with several workers reduces every metric
 over them each time. Here a call takes as many batches as fit in half a second; the workers' metrics are
-reduced at the end of an epoch. If a callback of the script asks for every batch, it gets every batch, with
+reduced at the end of an epoch. If a callback of the script asks for batches, it gets Keras's calls, with
 reduced metrics. Models that `takes_many` excludes are left to Keras, one call per batch; their metrics too
 wait for the end of an epoch, if nothing needs them before.
 

@@ -83,7 +83,8 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
         bring_into_strategy(self, self.variables if strategy is not None and is_new else ())
         if strategy is None:
             if iterator is not None and self.train_function is None and _goes_on():
-                _build_alone(self, _batch_spec(iterator))
+                spec = _batch_spec(iterator)
+                self._symbolic_build(data_batch=spec) if has_call(self) else _build_by_its_step(self, spec)
             return
         is_refused_alone = strategy.num_replicas_in_sync == 1 and not has_call(self)
         if not (is_collective(strategy) or is_refused_alone):
@@ -115,13 +116,6 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
     return _maybe_symbolic_build
 
 
-def _build_alone(model: Any, batch: Any) -> None:
-    if has_call(model):
-        model._symbolic_build(data_batch=batch)
-    else:
-        _build_by_its_step(model, batch)
-
-
 def bring_into_strategy(model: Any, variables: Sequence[Any]) -> None:
     """Create again, in the scope, what a call of the model, `compile()` or a metric has created outside it.
 
@@ -129,10 +123,16 @@ def bring_into_strategy(model: Any, variables: Sequence[Any]) -> None:
     device of a worker.
     """
     strategy, tf = model.distribute_strategy, importlib.import_module("tensorflow")
-    with strategy.scope():
-        for one in variables:
-            value = one.value
-            if isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues):
+    is_mirrored = "MirroredExtended" in {kind.__name__ for kind in type(strategy.extended).__mro__}
+    values = [(one, one.value) for one in variables] if is_mirrored else []
+    outside = [
+        (one, value)
+        for one, value in values
+        if isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues)
+    ]
+    if outside:
+        with strategy.scope():
+            for one, value in outside:
                 one._initialize(value.numpy())
 
 
@@ -232,10 +232,10 @@ def _without_gradients(model: Any) -> Iterator[list[tuple[Any, Any]]]:
 def _batch_spec(epoch: Any) -> Any:
     """Return the spec of a device's batch, if the data has one: reading a batch takes another iterator.
 
-    Keras's spec of a generator's sparse rows has no width, but it has read the first batches.
+    Keras's spec of a generator lacks the width of sparse rows, but it has read the first batches.
     """
     tf = importlib.import_module("tensorflow")
-    first, *_ = getattr(epoch.data_adapter, "_first_batches", [()])
+    first, *_ = getattr(epoch.data_adapter, "_first_batches", [None])
     if any("sparse" in type(one).__module__ for one in tf.nest.flatten(first)):
         return first
     try:
@@ -243,8 +243,8 @@ def _batch_spec(epoch: Any) -> Any:
         parts = tf.nest.map_structure(of_one_replica, spec)
         known = all(part is None or part.shape.rank is not None for part in tf.nest.flatten(parts))
     except (AttributeError, TypeError, ValueError):
-        return None
-    return parts if known else None
+        return first
+    return parts if known else first
 
 
 def of_one_replica(spec: Any) -> Any:
