@@ -620,6 +620,8 @@ say("fit", net().fit(tf.data.Dataset.range(64).map(rows).batch(16), epochs=3, ve
     plain(
         "the checkpoints' folder is away for an epoch, and a kill",
         """
+import time
+
 FOLDER = Path(os.environ.get("TRAINJOB_CHECKPOINT_DIR", OUT / "checkpoints"))
 
 
@@ -633,6 +635,8 @@ def back(epoch, logs):
     if (OUT / "away").exists() and RANK == 0 and epoch == 2:
         FOLDER.unlink()
         (OUT / "away").rename(FOLDER)
+        while not any(FOLDER.glob("step-*")):
+            time.sleep(0.05)
 
 
 outage = keras.callbacks.LambdaCallback(on_epoch_begin=away, on_epoch_end=back)
