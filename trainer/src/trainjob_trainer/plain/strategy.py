@@ -20,7 +20,6 @@ from trainjob_trainer.distribution.first_worker import bear_pauses, explained, w
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.environment import keeps_own_strategy
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain.keras_repair import bring_into_strategy, is_collective
 from trainjob_trainer.plain.process import (
     PlainProcess,
     current_process,
@@ -173,6 +172,8 @@ def bring_in(model: Any) -> None:
     strategy = strategy_of_the_job()
     if strategy is None or model._distribute_strategy is not None:
         return
+    from trainjob_trainer.plain.keras_repair import bring_into_strategy  # noqa: PLC0415 - needs all of Keras
+
     _say("the model was built without a strategy, and is brought into the MultiWorkerMirroredStrategy")
     model._distribute_strategy = strategy
     bring_into_strategy(model, model.variables)
@@ -198,10 +199,12 @@ def meet(process: PlainProcess, model: Any, name: str) -> None:
     If one of them has ended instead, the leading agent sees that by the report. Raises InvalidConfiguration
     if another worker makes another call.
     """
+    from trainjob_trainer.distribution.collective import gather  # noqa: PLC0415 - needs all of TensorFlow
+    from trainjob_trainer.plain.keras_repair import is_collective  # noqa: PLC0415
+
     strategy, task = model.distribute_strategy, process.task
     if process.call is not None or not is_collective(strategy):
         return
-    from trainjob_trainer.distribution.collective import gather  # noqa: PLC0415 - needs all of TensorFlow
 
     process.progress.update(meets=name)
     found = gather(strategy, task, _MET.index(name))
