@@ -36,7 +36,10 @@ def in_own_process(scenario: Scenario) -> Callable[..., None]:
         ended = subprocess.run(
             [PYTHON, __file__, inspect.getfile(scenario), scenario.__name__],
             input=json.dumps(arguments, default=str),
-            env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"},
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}",
+            },
             capture_output=True,
             text=True,
             timeout=SECONDS,
