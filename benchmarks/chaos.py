@@ -51,6 +51,7 @@ class Chaos:
         self._random = random.Random(options.seed)  # noqa: S311 - it chooses moments
         self._starting = False
         self._before: dict[str, float] = {}
+        self._reached = 0
         self.done: collections.Counter[str] = collections.Counter()
 
     def strike(self) -> None:
@@ -60,6 +61,7 @@ class Chaos:
         pids = self._run.until("somebody to kill", lambda: self._targets(kind, replica))
         number = {"stop": signal.SIGSTOP, "term": signal.SIGTERM}.get(kind, signal.SIGKILL)
         steps = [self._run.stamp(one).get("step") for one in WORKERS]
+        self._reached = max(self._reached, *(step or 0 for step in steps))
         before = self._run.processes_of(WORKERS)
         for pid in pids:
             kill(pid, number)
@@ -84,12 +86,17 @@ class Chaos:
         return [pid for pid in pids if pid]
 
     def _wait(self) -> None:
-        """Sometimes for a moment of the start, if the one before was none: a start must succeed some time."""
+        """Sometimes for a moment of the start, if the one before was none: a start must succeed some time.
+
+        Else until training has come further: a replica that is killed at one step again and again has run out
+        of memory, as far as its agent can tell, and the job is given up.
+        """
         self._starting = not self._starting and bool(self.done) and self._random.random() < _WHILE_STARTING
         if self._starting:
             time.sleep(self._random.uniform(0.0, _SECONDS_OF_A_START))
             return
         self._run.until_stepping(WORKERS, self._before)
+        self._run.until("a further step", lambda: self._run.stamp(WORKERS[0]).get("step", 0) > self._reached)
         time.sleep(self._random.uniform(0.0, _SECONDS_OF_TRAINING))
 
 

@@ -38,6 +38,14 @@ async def test_its_end_is_reported_with_the_last_lines(tmp_path: Path) -> None:
 
 
 @in_own_process
+async def test_nccls_first_warning_is_in_the_message(tmp_path: Path) -> None:
+    one = Trainee(tmp_path, r"print('NCCL WARN two\n' + 'x\n' * 2000 + 'failed'); raise SystemExit(93)")
+    one.child.start({})
+    assert (await one.ends()).message == "failed (NCCL WARN two)"
+    await one.child.close()
+
+
+@in_own_process
 async def test_a_death_by_signal_is_reported(tmp_path: Path) -> None:
     one = Trainee(tmp_path, "import os; os.kill(os.getpid(), 11)")
     one.child.start({})

@@ -222,13 +222,10 @@ def test_unequal_parts_are_read_in_turn_and_the_weights_are_those_of_one_worker(
     assert largest_difference(skipping.two, skipping.one, ("model", "optimizer")) < 1e-5
 
 
-def test_an_early_operation_is_explained_with_its_line(tmp_path: Path) -> None:
+def test_an_early_operation_is_explained(tmp_path: Path) -> None:
     with WorkerGroup(SCRIPT, tmp_path / "output", workers=1, arguments=("--operation-first",)) as group:
         assert group.wait() == {"worker-0": ExitCode.INVALID_CONFIGURATION}, group.report
-        line = next(
-            i for i, text in enumerate(SCRIPT.read_text().splitlines(), 1) if "tf.constant(1) + 1" in text
-        )
-        assert f"{SCRIPT}:{line}: tf.constant(1) + 1" in group.progress("worker-0")["error"]["message"]
+        assert "ran before the distribution strategy" in group.progress("worker-0")["error"]["message"]
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,14 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from trainjob_trainer import OutputFull, PeerLost, Preempted, Task
-from trainjob_trainer.edge import StopRequest, exit_now, explain_failure, install_edge, private_name
+from trainjob_trainer.edge import (
+    StopRequest,
+    describe,
+    exit_now,
+    explain_failure,
+    install_edge,
+    private_name,
+)
 from trainjob_trainer.errors import StorageUnavailable
 from trainjob_trainer.reporting.progress import ProgressFile
 
@@ -51,6 +58,28 @@ def test_what_a_lost_peer_looks_like(name: str, message: str, lost: bool) -> Non
     explained = explain_failure(tensorflow_error(name, message), ONE_OF_TWO, StopRequest())
 
     assert isinstance(explained, PeerLost) is lost
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_own"),
+    [
+        ("invalid usage", True),
+        ("unhandled system error (run with NCCL_DEBUG=INFO for details)", True),
+        ("remote process exited or there was a network error", False),
+    ],
+)
+def test_an_error_of_nccls_own_is_no_lost_peer(cause: str, is_own: bool) -> None:
+    text = f"Collective ops is aborted by: NCCL: {cause}. Set NCCL_DEBUG=WARN for detail."
+    explained = explain_failure(tensorflow_error("InternalError", text), ONE_OF_TWO, StopRequest())
+
+    assert explained is not None
+    assert (explained.exit_code, explained.reason) == ((93, "NcclFailed") if is_own else (85, "PeerLost"))
+    assert ("NCCL_SOCKET_IFNAME" in str(explained)) is is_own
+
+
+def test_too_little_memory_of_a_gpu_says_what_to_do() -> None:
+    error = tensorflow_error("ResourceExhaustedError", "OOM when allocating tensor with shape[256,224]")
+    assert "gradient_accumulation_steps=2" in describe(error, None)
 
 
 @pytest.mark.parametrize("task", [Task("worker", 0, {"worker": ("a:1",)}), Task("evaluator", 0, CLUSTER)])

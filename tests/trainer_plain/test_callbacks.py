@@ -42,6 +42,9 @@ def test_a_jobs_evaluate_and_predict_are_told(role: str, told: bool, monkeypatch
         def fit(self) -> None:
             """Not called."""
 
+        def train_on_batch(self) -> None:
+            """Not called."""
+
         def evaluate(self, x: Any = None, callbacks: Any = None, **_: Any) -> Any:
             del x
             return callbacks

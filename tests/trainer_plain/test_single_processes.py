@@ -38,15 +38,6 @@ def run_replica(script: str, folder: Path, role: str) -> subprocess.CompletedPro
     )
 
 
-def test_an_early_operation_is_named_with_its_line(tmp_path: Path) -> None:
-    ended = run_replica("early.py", tmp_path, "worker")
-    assert ended.returncode == 80, ended.stderr
-    error = json.loads((tmp_path / "progress.json").read_text())["error"]
-    assert error["reason"] == "InvalidConfiguration"
-    assert "early.py:3: scale = tf.constant(2.0)" in error["message"]
-    assert error["message"] in ended.stderr
-
-
 def test_an_evaluator_with_nothing_to_score_says_so_and_writes_what_the_script_saves(tmp_path: Path) -> None:
     ended = run_replica("nothing_held_out.py", tmp_path, "evaluator")
     assert ended.returncode == 0, ended.stderr

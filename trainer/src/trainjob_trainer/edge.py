@@ -27,12 +27,14 @@ from typing import NoReturn
 
 from trainjob_trainer.errors import (
     FULL,
+    NcclFailed,
     OutputFull,
     PeerLost,
     Preempted,
     StorageUnavailable,
     TrainerError,
     is_outage,
+    is_tensorflows,
     system_number,
 )
 from trainjob_trainer.reporting.progress import ProgressFile, storage_is_away
@@ -163,6 +165,8 @@ _COLLECTIVE_WORDS = (
 _RING_IS_DOWN = "horovod has been shut down. this was caused by an exception on one of the ranks"
 """The same from Horovod's operations, in lower case."""
 
+_NCCL = re.compile(r"\bNCCL: ([^.(\n]+)")
+"""TensorFlow's form of NCCL's errors."""
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 _ABORTED = re.compile(r"Collective ops is aborted by: (.*(?:(?<=:)\n.*)?)")
 
@@ -209,6 +213,12 @@ def explain_failure(
     if system_number(error) in FULL:
         path = getattr(error, "filename", None) or output
         return OutputFull(f"no space left for {path}: free some, or give the output a larger volume")
+    nccl = _NCCL.search(str(error))
+    if nccl is not None and is_tensorflows(error) and "remote process" not in nccl[1]:
+        return NcclFailed(
+            f"NCCL: {nccl[1].strip()}; look at the network interface (NCCL_SOCKET_IFNAME), at the size of "
+            "the shared memory and the driver, and whether two workers have one GPU"
+        )
     if task is None or task.is_evaluator or not task.has_peers or not is_peer_loss(error):
         return StorageUnavailable(describe(error, error.__traceback__)) if is_outage(error) else None
     if stop.requested:
@@ -266,6 +276,8 @@ def describe(error: BaseException, trace: TracebackType | None) -> str:
     words = _NODE.sub("", " ".join(words.split()))
     text = f"{type(error).__name__}: {words}" if words else type(error).__name__
     shown = text if len(text) <= 500 else text[:497] + "..."
+    if type(error).__name__ == "ResourceExhaustedError":
+        shown += "; half the batch with gradient_accumulation_steps=2 in the optimizer needs half the memory"
     return f"{Path(place[0]).name}:{place[1]}: {shown}" if place else shown
 
 

@@ -35,6 +35,19 @@ def _names(env: Mapping[str, str]) -> list[str]:
     return [name.strip() for name in env.get(WITHOUT, "").split(",") if name.strip()]
 
 
+STRATEGY = "TRAIN_STRATEGY"
+
+
+def keeps_own_strategy(env: Mapping[str, str]) -> bool:
+    """Return whether a script of several workers trains with the strategies that it makes, or with none."""
+    return env.get(STRATEGY) == "own"
+
+
+def _check_strategy(env: Mapping[str, str]) -> None:
+    if env.get(STRATEGY, "own") not in ("", "own"):
+        raise InvalidConfiguration(f"{STRATEGY}: must be own, or not be set, got {env[STRATEGY]!r}")
+
+
 # A smoke test: each replica takes one step of everything.
 
 
@@ -144,10 +157,11 @@ class Environment:
             InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP or
                 TRAINJOB_REPORTED_CHECKPOINT is not one from 0, TRAINJOB_EPOCH is not a pair of numbers, the
                 output is not a folder, or several processes without a job need a new one; or TRAIN_WITHOUT
-                names something unknown, or TRAIN_SMOKE is set without a job.
+                or TRAIN_STRATEGY names something unknown, or TRAIN_SMOKE is set without a job.
         """
         env = of_the_job(env)
         _check_without(env)
+        _check_strategy(env)
         _check_smoke(env)
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
             _check_folder(variable, env.get(variable, ""))

@@ -16,7 +16,8 @@
     ├── Fenced                 89  a newer start of the job writes the output
     ├── NotFinite              90  a loss, a gradient or a weight is NaN or infinite
     ├── WeightsDiverged        91  the workers' weights are no longer the same
-    └── StorageUnavailable     92  files or data are away, and may come back
+    ├── StorageUnavailable     92  files or data are away, and may come back
+    └── NcclFailed             93  NVIDIA's collectives can't work as they are set up
 
 Each has the exit code of the process.
 """
@@ -53,6 +54,7 @@ class ExitCode(IntEnum):
     NOT_FINITE = 90
     WEIGHTS_DIVERGED = 91
     STORAGE_UNAVAILABLE = 92
+    NCCL_FAILED = 93
 
 
 class TrainerError(Exception):
@@ -158,6 +160,12 @@ class WeightsDiverged(TrainerError):
     """This worker's weights differ from the others', or it is unknown whose are right."""
 
     exit_code = ExitCode.WEIGHTS_DIVERGED
+
+
+class NcclFailed(TrainerError):
+    """NVIDIA's library for collectives reports an error of its own: no other replica has caused it."""
+
+    exit_code = ExitCode.NCCL_FAILED
 
 
 # What another machine can heal: decided by types and numbers, never by a message's text.

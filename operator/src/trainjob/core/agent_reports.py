@@ -241,6 +241,7 @@ class Report(Lenient):
         stopped_early: why training ended before `total_steps`; empty if it didn't.
         notices: lines that say what was computed otherwise than the script says.
         waiting_for_storage: why files can't be read or written now; empty if it doesn't wait for that.
+        trains_alone: each of several workers trains the whole model by itself.
     """
 
     state: Annotated[str, PlainValidator(lambda value: text(value, 64))] = ""
@@ -263,6 +264,7 @@ class Report(Lenient):
     waiting_for_storage: Sentence = ""
     error: Annotated[ReportedError | None, _OBJECT] = None
     notices: Notices = Field(default_factory=list)
+    trains_alone: Flag = False
     time: Finite = None
 
 

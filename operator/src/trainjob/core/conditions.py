@@ -29,6 +29,8 @@ SUCCESS_CRITERIA_MET = "SuccessCriteriaMet"
 """As in a Kubernetes Job: training has finished, and the evaluator may still run."""
 FAILURE_TARGET = "FailureTarget"
 """As in a Kubernetes Job: the job will be Failed as soon as none of its pods runs."""
+TRAINS_ALONE = "TrainsAlone"
+"""Each worker trains the whole model by itself: the job costs as many machines, and is no faster."""
 COMPLETE = "Complete"
 FAILED = "Failed"
 

@@ -41,6 +41,7 @@ EXITS: dict[int, ExitMeaning] = {
     90: ExitMeaning("NotFinite", "came to a loss or gradients that are NaN or infinite", permanent=True),
     91: ExitMeaning("WeightsDiverged", "found its weights apart from the others'"),
     92: ExitMeaning("StorageUnavailable", "can't reach its files or data", counted=False),
+    93: ExitMeaning("NcclFailed", "got an error of NCCL's own"),
 }
 
 STORAGE = frozenset(["OutputFull", "StorageUnavailable"])

@@ -15,7 +15,7 @@ from trainjob.api import (
     WorkerStatus,
 )
 from trainjob.core.agent_reports import Member, Report, merge_notices
-from trainjob.core.conditions import RESTARTING, is_true, truncated
+from trainjob.core.conditions import RESTARTING, TRAINS_ALONE, is_true, truncated, with_condition
 from trainjob.core.delays import time_left
 from trainjob.core.failure import checkpoint_step, reached_step, restarts_of, with_log
 from trainjob.core.names import EVALUATOR, LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica, leader, root_folder
@@ -210,7 +210,18 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
         changes["evaluation"] = Evaluation(step=evaluation.step, metrics=dict(evaluation.metrics))
     if status.first_failure is not None and not status.first_failure.log_tail:
         changes["first_failure"] = with_log(status.first_failure, observed)
-    return status.model_copy(update=changes)
+    status = status.model_copy(update=changes)
+    if report is None or not report.trains_alone or is_true(status, TRAINS_ALONE):
+        return status
+    return with_condition(
+        status,
+        TRAINS_ALONE,
+        True,
+        reason="NoStrategy",
+        message="each worker trains the whole model by itself, and worker 0's is kept; see the notices",
+        now=now,
+        generation=job.metadata.generation,
+    )
 
 
 def _is_first_step(report: Report, before: TrainJobStatus) -> bool:

@@ -29,6 +29,7 @@ from trainjob_trainer.agent.process_tree import (
 )
 from trainjob_trainer.agent.stall import ProgressWatch
 from trainjob_trainer.agent.standby import StandbyKeeper
+from trainjob_trainer.errors import ExitCode
 
 _KILL_SECONDS = 0.02
 _PORT_SECONDS = 10.0
@@ -331,12 +332,15 @@ class Child:
         crash = fatal_error(run.log.recent) if run.log is not None and number is not None else ""
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         last = crash.partition("\n")[0] or (lines[-1] if lines else "")
+        message = str(error.get("message") or last)
+        if code == ExitCode.NCCL_FAILED and run.log is not None:
+            message += next((f" ({one})" for one in run.log.recent.splitlines() if "NCCL WARN" in one), "")
         return ChildExit(
             code=code,
             signal=number,
             out_of_memory=code == 128 + signal.SIGKILL and self._oom.changed(),
             log_tail=crash or tail,
-            message=str(error.get("message") or last),
+            message=message,
             reason=str(error.get("reason") or ""),
             step=integer(report.get("step")),
             time=time.time(),

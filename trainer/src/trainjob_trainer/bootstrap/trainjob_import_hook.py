@@ -28,6 +28,8 @@ LAZY = {"keras.wrappers"}
 PREPARED = {
     "tensorflow.python.eager.context",
     "tensorflow.python.distribute.collective_all_reduce_strategy",
+    "tensorflow.python.distribute.mirrored_strategy",
+    "keras.src.backend.config",
     "keras.src.backend.tensorflow.trainer",
     "keras.src.saving.saving_api",
     "keras.src.models.model",

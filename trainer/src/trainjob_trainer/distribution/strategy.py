@@ -11,11 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.distribution.early_operation import (
-    explain_early_operation,
-    is_early_operation,
-    watch_first_operation,
-)
 from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
 from trainjob_trainer.distribution.first_worker import listens as is_listening
 from trainjob_trainer.distribution.initial_values import create_locally
@@ -174,7 +169,6 @@ def wait_for_servers(
             sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-watch_first_operation()
 _multi_worker: list[tuple[Task, Any]] = []
 """The strategy of several workers, once it is built: TensorFlow builds one in a process."""
 
@@ -198,7 +192,7 @@ def build_strategy(
         wait_for_first_worker(task)
     bear_pauses(has_agent=is_from_agent(env))
     with explained(task):
-        _grow_memory_on_demand()
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # processes share a GPU on a laptop
         strategy = _build(kind, task, tpu)
     if progress is not None and waits:
         progress.update(state="starting")
@@ -213,14 +207,17 @@ def explained(task: Task) -> Iterator[None]:
     """Explain the errors of code that makes TensorFlow listen, and say what to do.
 
     Raises:
-        InvalidConfiguration: an operation ran before; the message has the user's line.
+        InvalidConfiguration: an operation ran before; workers can't be connected any more.
         PortInUse: another process uses this replica's address.
     """
     try:
         yield
     except RuntimeError as error:
-        if is_early_operation(error):
-            raise explain_early_operation() from error
+        if "must be configured at program startup" in str(error):
+            raise InvalidConfiguration(
+                "a TensorFlow operation ran before the distribution strategy was built: workers can only be "
+                "connected before the first one, so build the strategy at the script's beginning"
+            ) from error
         raise
     except tf.errors.OpError as error:
         if "start gRPC server" in str(error):
@@ -250,10 +247,3 @@ def _devices() -> list[str]:
     divided = tf.config.get_logical_device_configuration
     count = sum(len(divided(one) or [one]) for one in tf.config.list_physical_devices(kind))
     return [f"{kind}:{number}" for number in range(count)]
-
-
-def _grow_memory_on_demand() -> None:
-    """Let processes share a GPU on a laptop: TensorFlow would reserve all of it for the first one."""
-    for gpu in tf.config.list_physical_devices("GPU"):
-        with contextlib.suppress(RuntimeError, ValueError):  # already set by the user, or already in use
-            tf.config.experimental.set_memory_growth(gpu, True)

@@ -5,6 +5,9 @@ This module imports no Keras, because it is needed while Keras is being imported
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +51,9 @@ _MEMORY = {
     "ModelCheckpoint": ("best", "epochs_since_last_save", *_BATCHES_SEEN),
     "OrbaxCheckpoint": ("best", *_BATCHES_SEEN),
     "SwapEMAWeights": ("_ema_weights_in_model",),
+    "CSVLogger": (),
 }
+_FILE_SIZE = "file size"
 _WEIGHTS = "best-weights-{}"
 
 
@@ -73,6 +78,9 @@ def put_back(callbacks: Sequence[Any], memory: Sequence[Mapping[str, Any]], grou
         kind = _kind(callback)
         if not kind or entry.get("kind") != kind:
             continue
+        with contextlib.suppress(OSError, TypeError):  # there is none on this disk
+            if os.path.getsize(callback.filename) > entry.get(_FILE_SIZE, math.inf):  # noqa: PTH202
+                os.truncate(callback.filename, entry[_FILE_SIZE])  # its later rows come again
         for name, value in entry.items():
             if name != "kind" and hasattr(callback, name):
                 setattr(callback, name, value)
@@ -97,6 +105,9 @@ def _kind(callback: Any) -> str:
 
 def _values(callback: Any, kind: str) -> dict[str, Any]:
     values = {name: getattr(callback, name, None) for name in _MEMORY.get(kind, ())}
+    if kind == "CSVLogger":
+        with contextlib.suppress(OSError):
+            values[_FILE_SIZE] = os.path.getsize(callback.filename)  # noqa: PTH202
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -224,7 +224,8 @@ class MetricState:
             tf.concat([_share(variable, is_first, replicas) for variable in self._of(dtype)], axis=0)
             for dtype in self._dtypes
         ]
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, shares) if shares else []
+        # One collective for each dtype: TensorFlow packs what one call gets into one tensor.
+        return [context.all_reduce(tf.distribute.ReduceOp.SUM, share) for share in shares]
 
     def results(self, reduced: Sequence[Any]) -> Any:
         """Return the model's metrics by name from what `reduced` returned; their variables don't change."""

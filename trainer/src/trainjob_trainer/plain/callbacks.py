@@ -240,9 +240,9 @@ class AtEnd(LastCallback):
     def _between_calls(self, batches: int = 0, *, before_validation: bool = False) -> None:
         """Save if a checkpoint is due, end the process if a stop is requested. All workers call it together.
 
-        `batches` is the number of batches taken of the current epoch; 0 at an epoch's end. There training
-        ends on all workers if the writer's `stop_training` is set, and nothing is saved. Before a validation
-        a checkpoint is saved only if a stop is requested: otherwise it waits for the epoch's end and the
+        `batches` is the number of batches taken of the current epoch; 0 at an epoch's end. Training ends on
+        all workers if the writer's `stop_training` is set, and nothing is saved. Before a validation a
+        checkpoint is saved only if a stop is requested: otherwise it waits for the epoch's end and the
         epoch's metrics.
 
         Raises:
@@ -255,7 +255,7 @@ class AtEnd(LastCallback):
         process, call, writer = self.process, self.call, self.call.record.writer
 
         def wishes() -> int:
-            if self.model.stop_training and not batches:
+            if self.model.stop_training and not before_validation:
                 return _END
             if not process.is_writer:
                 return 0
@@ -263,9 +263,10 @@ class AtEnd(LastCallback):
             is_due = call.times.is_due(process.step, epoch_ends=not batches, is_writing=writer.is_writing)
             return _SAVE * (is_due and not before_validation) + _STOP * process.stop.requested
 
-        now = not batches or before_validation or call.times.has_come(process.step)
+        may_end = not batches or (call.seen.batches and not before_validation)
+        now = may_end or before_validation or call.times.has_come(process.step)
         wished = call.looks.after_call(wishes, now=now)
-        if not batches:
+        if may_end:
             self.model.stop_training = bool(wished & _END)
         if not wished or wished & _END:
             return

@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.edge import leave
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.keras_repair import fit_class
 from trainjob_trainer.plain.process import assigned, current_process
-from trainjob_trainer.task import of_the_job
+from trainjob_trainer.plain.strategy import bring_in
+from trainjob_trainer.reporting.progress import ProgressFile
+from trainjob_trainer.task import Task, of_the_job
 
 
 def manage_fit(trainer: ModuleType) -> None:
@@ -51,6 +54,14 @@ def manage_fit(trainer: ModuleType) -> None:
     fit._trainjob_managed = True  # type: ignore[attr-defined]
     kind.fit = fit
     kind.evaluate, kind.predict = _reported(kind.evaluate, {"steps": 1}), _reported(kind.predict, {})
+    train_on_batch = kind.train_on_batch
+
+    @functools.wraps(train_on_batch)
+    def joint_train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bring_in(self)
+        return train_on_batch(self, *args, **kwargs)
+
+    kind.train_on_batch = joint_train_on_batch
 
 
 def refuse_legacy_fit(training: ModuleType) -> None:
@@ -75,6 +86,22 @@ def refuse_legacy_fit(training: ModuleType) -> None:
 
     fit._trainjob_managed = True  # type: ignore[attr-defined]
     kind.fit = fit
+
+
+def refuse_other_backend(config: ModuleType) -> None:
+    """End a process whose Keras has another back end than TensorFlow where each worker would train all alone.
+
+    `config` is `keras.src.backend.config`.
+    """
+    task = Task.from_environment(os.environ)
+    if config.backend() == "tensorflow" or not (task.num_workers > 1 or task.is_evaluator):
+        return
+    error = InvalidConfiguration(
+        f"Keras's back end is {config.backend()}, and only with TensorFlow do workers train together and "
+        "an evaluator score what they save: set KERAS_BACKEND=tensorflow, or train with one worker and "
+        "`evaluator: {replicas: 0}`"
+    )
+    leave(task, ProgressFile.from_environment(os.environ), error)
 
 
 def _is_in_a_job() -> bool:

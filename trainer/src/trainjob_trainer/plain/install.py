@@ -6,6 +6,7 @@ Each change is made once, and is safe in a script that uses the library explicit
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -32,13 +33,16 @@ def prepare_fit() -> None:
         prepare(importlib.import_module(name))
 
 
-def _tensorflow_context(module: ModuleType) -> None:  # noqa: ARG001
-    from trainjob_trainer.distribution.early_operation import watch_first_operation  # noqa: PLC0415 - only when it is used
-    from trainjob_trainer.plain.process import install_hook  # noqa: PLC0415
+def _tensorflow_context(module: ModuleType) -> None:
+    from trainjob_trainer.plain.process import install_hook  # noqa: PLC0415 - only when it is used
+    from trainjob_trainer.plain.strategy import build_before_first_operation  # noqa: PLC0415
     from trainjob_trainer.reporting.machine import keep_freed_memory  # noqa: PLC0415
 
     install_hook()
-    watch_first_operation()
+    os.environ.setdefault("NCCL_DEBUG", "WARN")
+    # Several processes share a laptop's GPU: TensorFlow would reserve all of it for the first one.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    build_before_first_operation(module)
     keep_freed_memory()
 
 
@@ -46,6 +50,18 @@ def _strategy(module: ModuleType) -> None:
     from trainjob_trainer.plain.strategy import prepare_strategy  # noqa: PLC0415
 
     prepare_strategy(module)
+
+
+def _mirrored_strategy(module: ModuleType) -> None:
+    from trainjob_trainer.plain.strategy import prepare_mirrored  # noqa: PLC0415
+
+    prepare_mirrored(module)
+
+
+def _keras_backend(module: ModuleType) -> None:
+    from trainjob_trainer.plain.fit import refuse_other_backend  # noqa: PLC0415
+
+    refuse_other_backend(module)
 
 
 def _keras_trainer(module: ModuleType) -> None:
@@ -87,6 +103,8 @@ def _horovod(module: ModuleType) -> None:
 PREPARATIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.eager.context": _tensorflow_context,
     "tensorflow.python.distribute.collective_all_reduce_strategy": _strategy,
+    "tensorflow.python.distribute.mirrored_strategy": _mirrored_strategy,
+    "keras.src.backend.config": _keras_backend,
     "keras.src.backend.tensorflow.trainer": _keras_trainer,
     "keras.src.saving.saving_api": _keras_saving,
     "keras.src.models.model": _keras_model,

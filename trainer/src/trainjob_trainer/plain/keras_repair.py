@@ -107,7 +107,7 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
         elif self.train_function is None:
             _build_by_its_step(self, data_batch)
         if self.train_function is None or (iterator is not None and self.test_function is None):
-            _bring_into_strategy(self)  # before the step is traced, not for each `train_on_batch`
+            bring_into_strategy(self)  # before the step is traced, not for each `train_on_batch`
 
     return _maybe_symbolic_build
 
@@ -119,15 +119,15 @@ def _build_alone(model: Any, batch: Any) -> None:
         _build_by_its_step(model, batch)
 
 
-def _bring_into_strategy(model: Any) -> None:
-    """Create again, in the scope, what metrics and optimizers created outside it, as by a `compile()` there.
+def bring_into_strategy(model: Any) -> None:
+    """Create again, in the scope, what a model, its metrics and optimizers created outside it.
 
-    Otherwise each worker counts only its own rows, and a step counts once for each device of a worker.
+    Otherwise each worker trains by itself, counts only its own rows, and a step counts once for each device.
     """
     strategy, tf = model.distribute_strategy, importlib.import_module("tensorflow")
     of_optimizers = [one for optimizer in _optimizers_of(model) for one in optimizer.variables]
     with strategy.scope():
-        for one in (*model.metrics_variables, *of_optimizers):
+        for one in (*model.variables, *model.metrics_variables, *of_optimizers):
             value = one.value
             if isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues):
                 one._initialize(value.numpy())

@@ -1,17 +1,27 @@
-"""The user's own `tf.distribute.MultiWorkerMirroredStrategy()`, in each role."""
+"""The strategy of a plain script: the job's workers train together, whatever strategy the script names.
+
+One of several workers has one MultiWorkerMirroredStrategy. It is built right before TensorFlow's first
+operation, since it configures the collectives. From then on the constructors of this strategy and of
+`MirroredStrategy` return it, and `fit` brings a model into it that was built without one. With
+TRAIN_STRATEGY=own a script keeps the strategies that it makes.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.distribution.early_operation import explain_early_operation, is_early_operation
 from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
 from trainjob_trainer.edge import exit_now
-from trainjob_trainer.errors import PortInUse
+from trainjob_trainer.environment import keeps_own_strategy
+from trainjob_trainer.plain.keras_repair import bring_into_strategy
 from trainjob_trainer.plain.process import (
     PlainProcess,
     current_process,
@@ -19,9 +29,11 @@ from trainjob_trainer.plain.process import (
     seed_tensorflow,
 )
 from trainjob_trainer.plain.writers import forget_saves
-from trainjob_trainer.reporting.progress import notice
+from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import finished_before, refuse_finished
 from trainjob_trainer.task import Task
+
+_COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
 
 
 def prepare_strategy(module: ModuleType) -> None:
@@ -35,26 +47,79 @@ def prepare_strategy(module: ModuleType) -> None:
     if hasattr(original, "__wrapped__"):
         return
 
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001, N807 - it takes the place of one
+        return _built() or object.__new__(cls)
+
     @functools.wraps(original)
-    def __init__(  # noqa: N807 - it takes the place of one
+    def __init__(  # noqa: N807 - as above
         self: Any, cluster_resolver: Any = None, communication_options: Any = None
     ) -> None:
         process = current_process()
-        end_if_finished(process)
-        process.claim_output()
-        forget_saves(process)
-        process.progress.keep_fresh()
-        if process.task.is_evaluator:
-            cluster_resolver = _own_resolver(process.task)
-            end_at_own_loop(process)
-        end_on_request(process)
-        seed_tensorflow(module.context)
-        _build(process, lambda: original(self, cluster_resolver, communication_options))
-        _create_locally(self, process.task)
+        if self is _built():
+            return
+        with _building:
+            end_if_finished(process)
+            process.claim_output()
+            forget_saves(process)
+            process.progress.keep_fresh()
+            if process.task.is_evaluator or _has_begun_alone(process.task, module.context.context()):
+                cluster_resolver = _own_resolver(process.task)
+            end_on_request(process)
+            seed_tensorflow(module.context)
+            _build(process, lambda: original(self, cluster_resolver, communication_options))
+            _create_locally(self, process.task)
+            if trains_together(process.task):
+                _joint.append((process.task, self))
 
+    strategy.__new__ = staticmethod(__new__)
     strategy.__init__ = __init__
     read_as_numbers(importlib.import_module("tensorflow.python.distribute.values").DistributedVariable)
     keep_datasets(importlib.import_module("tensorflow.python.data.ops.multi_device_iterator_ops"))
+
+
+def prepare_mirrored(module: ModuleType) -> None:
+    """Have the constructor in `tensorflow.python.distribute.mirrored_strategy` return the job's strategy."""
+    strategy: Any = module.MirroredStrategy
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001, N807 - it takes the place of one
+        joint = strategy_of_the_job()
+        if joint is not None:
+            _say("tf.distribute.MirroredStrategy() is the MultiWorkerMirroredStrategy")
+        return joint or object.__new__(cls)
+
+    strategy.__new__ = staticmethod(__new__)
+
+
+def build_before_first_operation(context: ModuleType) -> None:
+    """Build the job's strategy when `tensorflow.python.eager.context` starts TensorFlow's runtime."""
+    original = context.Context.ensure_initialized
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def ensure_initialized(self: Any) -> None:
+        if not self._initialized:
+            strategy_of_the_job()
+            watch_own_loop(current_process())
+        original(self)
+
+    context.Context.ensure_initialized = ensure_initialized
+
+
+class _Building:
+    """Whether the strategy is being built, by the thread that has the lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.is_begun = False
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        self.is_begun = True
+
+    def __exit__(self, *error: object) -> None:
+        self.is_begun = False
+        self.lock.release()
 
 
 def _create_locally(strategy: Any, task: Task) -> None:
@@ -63,31 +128,106 @@ def _create_locally(strategy: Any, task: Task) -> None:
     create_locally(strategy, task)
 
 
-def end_at_own_loop(process: PlainProcess) -> None:
-    """End the evaluator where a script without `fit` begins to train: it would repeat the whole training.
+def _has_begun_alone(task: Task, context: Any) -> bool:
+    """Return whether operations ran before the strategy of one worker, which needs no collectives."""
+    return task.num_workers == 1 and bool(context._initialized)
 
-    The sign of training is a gradient within `strategy.run`, outside Keras's `evaluate` and `predict`. A
-    `run` without a gradient may come before `fit`, and a gradient outside `run` may be a part of a model.
+
+_building = _Building()
+_joint: list[tuple[Task, Any]] = []
+"""The strategy of several workers, once it is built: TensorFlow builds one in a process."""
+
+
+def _built() -> Any:
+    task = current_process().task
+    return next((strategy for owner, strategy in _joint if owner == task), None)
+
+
+def strategy_of_the_job() -> Any:
+    """Return the strategy of the job's several workers, built now if need be; None in any other process.
+
+    It is None while it is being built, too: TensorFlow runs operations meanwhile.
+    """
+    if not trains_together(current_process().task):
+        return None
+    with _building.lock:
+        if _building.is_begun:
+            return None
+        return _built() or importlib.import_module(_COLLECTIVE).CollectiveAllReduceStrategy()
+
+
+def is_one_of_several(task: Task) -> bool:
+    """Return whether this process is one of several workers, which neither servers nor Horovod connect."""
+    is_worker = not task.is_evaluator and not task.has_parameter_servers
+    return is_worker and task.num_workers > 1 and "horovod.common.basics" not in sys.modules
+
+
+def trains_together(task: Task) -> bool:
+    """Return whether this process's script gets the strategy of the job's workers, whatever it names."""
+    return is_one_of_several(task) and not keeps_own_strategy(os.environ)
+
+
+def bring_in(model: Any) -> None:
+    """Have the job's workers train a model together that was built without a strategy; each calls it."""
+    strategy = strategy_of_the_job()
+    if strategy is None or model._distribute_strategy is not None:
+        return
+    _say("the model was built without a strategy, and is brought into the MultiWorkerMirroredStrategy")
+    model._distribute_strategy = strategy
+    bring_into_strategy(model)
+    model.train_function = model.test_function = model.predict_function = None
+
+
+@functools.cache
+def _say(what: str) -> None:
+    process = current_process()
+    if process.is_writer:
+        announce(
+            f"{what} of the job's {process.task.num_workers} workers, which train one model together; "
+            "TRAIN_STRATEGY=own keeps the script's own"
+        )
+
+
+def watch_own_loop(process: PlainProcess) -> None:
+    """Watch for a loop of the script's own: where `fit` doesn't train, a gradient shows it.
+
+    The evaluator ends there, since it would repeat the whole training. A worker whose loop has no strategy
+    says so. A `run` without a gradient may come before `fit`; a gradient for other tensors than variables,
+    outside `run`, may be a part of a model.
     """
     tf = importlib.import_module("tensorflow")
     original = tf.GradientTape.gradient
-    if hasattr(original, "_trainjob_managed"):
+    is_evaluator = process.task.is_evaluator
+    if hasattr(original, "_trainjob_managed") or not (is_evaluator or is_one_of_several(process.task)):
         return
 
     @functools.wraps(original)
-    def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         is_within_run = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-        if is_within_run and not process.is_scoring:
+        trains = any(
+            isinstance(one, tf.Variable) or type(one).__module__.startswith("keras.")
+            for one in tf.nest.flatten(sources)
+        )
+        if is_evaluator and (is_within_run or trains) and not process.is_scoring:
             notice(
                 "the script trains in a loop of its own, without fit(): the evaluator has nothing to "
                 "evaluate, and ends. Use fit(), train_and_evaluate() or init() with its each_checkpoint(), "
                 "or leave the evaluator out with `evaluator: {replicas: 0}`"
             )
             end_evaluator(process)
-        return original(self, *args, **kwargs)
+        if not is_evaluator and trains and not tf.distribute.has_strategy() and process.call is None:
+            report_alone(process, "a loop of the script's own has no strategy")
+        return original(self, target, sources, *args, **kwargs)
 
     gradient._trainjob_managed = True  # type: ignore[attr-defined]
     tf.GradientTape.gradient = gradient
+
+
+def report_alone(process: PlainProcess, what: str) -> None:
+    """Report, once, that each worker trains by itself; `what` says why."""
+    if not process.progress.last.trains_alone:
+        process.progress.update(trains_alone=True)
+        notice(f"{what}: each worker trains the whole model by itself, and worker 0's is kept")
 
 
 def end_evaluator(process: PlainProcess) -> NoReturn:
@@ -142,23 +282,14 @@ class _Kept:
         return self._made
 
 
-def _build(process: PlainProcess, build: Any) -> None:
+def _build(process: PlainProcess, build: Callable[[], None]) -> None:
     process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
     wait_for_first_worker(process.task)
     bear_pauses(has_agent=process.environment.has_agent)
-    try:
+    from trainjob_trainer.distribution.strategy import explained  # noqa: PLC0415 - needs all of TensorFlow
+
+    with explained(process.task):
         build()
-    except RuntimeError as error:
-        if is_early_operation(error):
-            raise explain_early_operation() from error
-        raise
-    except Exception as error:
-        if "start gRPC server" in str(error):
-            task = process.task
-            raise PortInUse(
-                f"{task.replica} cannot listen on {task.address}: the port is taken by another process"
-            ) from error
-        raise
     process.progress.update(state="starting")
 
 
@@ -172,11 +303,12 @@ def end_if_finished(process: PlainProcess) -> None:
 
 
 def _own_resolver(task: Task) -> Any:
-    """Return an empty cluster of type `evaluator`, so that scripts do not take this process for the chief."""
+    """Return an empty cluster, of the process's type: scripts do not take the evaluator for the chief."""
     tf = importlib.import_module("tensorflow")
+    gpus = len(tf.config.list_physical_devices("GPU"))
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({}),
         task_type=task.type,
         task_id=task.index,
-        num_accelerators={"GPU": min(1, len(tf.config.list_physical_devices("GPU")))},
+        num_accelerators={"GPU": min(1, gpus) if task.is_evaluator else gpus},
     )

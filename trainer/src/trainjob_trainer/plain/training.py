@@ -27,7 +27,7 @@ from trainjob_trainer.plain.fit_call import ModelRecord, PastCall, ResumePlan, S
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
 from trainjob_trainer.plain.restoring import restore
-from trainjob_trainer.plain.strategy import end_if_finished
+from trainjob_trainer.plain.strategy import bring_in, end_if_finished, is_one_of_several, report_alone
 from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica
@@ -46,6 +46,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     if not process.count:  # without a strategy of several workers this has not run yet
         end_if_finished(process)
         end_on_request(process)
+    bring_in(model)
     process.progress.keep_fresh()
     if process.count:  # the first `fit` is part of the start
         process.progress.update(state="preparing")
@@ -59,7 +60,8 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     users = listed(arguments.get("callbacks"))
     reaction = _reaction(users)
     call = _begin(process, model, arguments)
-    _warn_if_alone(process, call, model)
+    if is_one_of_several(process.task) and not is_collective(model.distribute_strategy):
+        report_alone(process, f"fit {call.number} has {type(model.distribute_strategy).__name__.lstrip('_')}")
     _compile_in_parts(process, call, model)
     if process.is_writer and is_collective(model.distribute_strategy):
         tell_unsynchronized(model, model.distribute_strategy.num_replicas_in_sync)
@@ -121,14 +123,6 @@ def _record(process: PlainProcess) -> ModelRecord:
     store = process.trainings.root  # until the model is built, and it is known which training it is
     replica = Replica(process.task, process.environment, store, process.progress, process.stop)
     return ModelRecord(0, store, CheckpointWriter(replica))
-
-
-def _warn_if_alone(process: PlainProcess, call: ScriptCall, model: Any) -> None:
-    if process.is_writer and process.task.num_workers > 1 and not is_collective(model.distribute_strategy):
-        notice(
-            "the model was not built in the scope of a tf.distribute.MultiWorkerMirroredStrategy: each "
-            f"worker trains one by itself, and worker 0's is kept (fit {call.number})"
-        )
 
 
 def _compile_in_parts(process: PlainProcess, call: ScriptCall, model: Any) -> None:

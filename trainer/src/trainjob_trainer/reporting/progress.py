@@ -67,6 +67,7 @@ class Progress:
         waiting_for_storage: why files can't be read or written now, while this process waits for that.
         error: `reason` and `message`, one sentence for a person.
         notices: the lines of `notice`, without doubles.
+        trains_alone: whether each of several workers trains the whole model by itself.
     """
 
     state: str = "starting"
@@ -89,6 +90,7 @@ class Progress:
     waiting_for_storage: str | None = None
     error: Mapping[str, str] | None = None
     notices: tuple[str, ...] | None = None
+    trains_alone: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the known fields, with keys in camel case."""
