@@ -443,12 +443,7 @@ def loss_function_of_the_users(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form(
-    differs={
-        "history": ("Keras doesn't scale a loss that is one number: it counts once for each worker", 4.0),
-        "weights": ("Keras doesn't scale a loss that is one number: it counts once for each worker", 0.3),
-    }
-)
+@form()
 def loss_that_averages_by_itself(scope):
     def mean_of_all(y_true, y_pred):
         return ops.mean(ops.square(y_true - y_pred))
