@@ -47,7 +47,7 @@ check: $(SYNCED)  ## Style, types, layers, links of the docs, and that generated
 	@$(BIN)/ruff check $(PACKAGES)
 	@$(BIN)/ruff format --check $(PACKAGES)
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-cache | tail -n 1
+	@said=$$($(BIN)/lint-imports --no-cache) && echo "$$said" | tail -n 1 || { echo "$$said"; exit 1; }
 	@$(BIN)/python -m trainjob.codegen --check
 	@$(UV) lock --check --quiet
 	@$(MAKE) --no-print-directory docs

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign, read, read_json
 from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.data.batches import TrainingData, measure, part_of
@@ -40,7 +37,7 @@ from trainjob_trainer.engine.model_state import (
 )
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.environment import is_smoke
-from trainjob_trainer.errors import InvalidConfiguration, first_line
+from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import (
     Evaluation,
     KerasScoring,
@@ -54,9 +51,9 @@ from trainjob_trainer.identity import Identity, find_site
 from trainjob_trainer.parameter_server import CoordinatedEngine, CoordinatorLoop, serve
 from trainjob_trainer.plain.process import current_process
 from trainjob_trainer.recipe import Recipe, TrainingPlan, batch_of_a_device, build_plan, check, recipe_of
-from trainjob_trainer.recorder import Recorder
+from trainjob_trainer.recorder import Recorder, save_model
 from trainjob_trainer.replica import Replica, as_evaluator, join
-from trainjob_trainer.reporting.progress import announce, notice
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.resume import (
     IN_A_CALLBACK,
     SETTINGS,
@@ -72,49 +69,9 @@ from trainjob_trainer.resume import (
 from trainjob_trainer.task import Task
 from trainjob_trainer.training import Training
 
-# The trained model as files that don't need this package: Keras's own format, and a SavedModel.
-
-
-FOLDER = "model"
-KERAS_FILE = "model.keras"
-SAVED_MODEL = "saved_model"
-
 BuildModel = Callable[[], Any]
 """Builds the compiled Keras model, with its optimizer's variables, outside of any strategy."""
 LoadData = Callable[..., Any]
-
-
-def save_model(replica: Replica, save: Callable[[Path], None], export: Callable[[Path], None]) -> None:
-    """Write `<output>/model` by two functions of a path, for Keras's own format and then a SavedModel.
-
-    A format that fails is logged and left out; the weights are in the final checkpoint anyway. Raises
-    OutputFull, OutputUnwritable, Fenced or OutputTaken if the folder can't be written.
-    """
-    folder = replica.environment.output_dir / FOLDER
-
-    def fill(place: Path) -> None:
-        _write(place / KERAS_FILE, save)
-        _write(place / SAVED_MODEL, export)
-
-    replica.store.publish(folder, fill)
-    written = [path.name for path in (folder / KERAS_FILE, folder / SAVED_MODEL) if path.exists()]
-    if written:
-        announce(f"the model is in {folder}: {' and '.join(written)}")
-    else:
-        folder.rmdir()
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # from Keras and NumPy, not from the user
-            write(path)
-    except (OSError, tf.errors.OpError):
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever a layer of the user's may raise
-        Files().remove(path)  # it may be incomplete
-        why = first_line(error)
-        notice(f"the model can't be written as {path.name}: {why}")
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,20 @@
-"""What a training replica reports: progress, TensorBoard summaries, and log lines."""
+"""What a training replica reports (progress, TensorBoard summaries, log lines), and the model it leaves."""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint_manager import Ending
 from trainjob_trainer.engine.work_time import OwnTime
+from trainjob_trainer.errors import first_line, is_tensorflows
 from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.machine import Machine
-from trainjob_trainer.reporting.progress import add_to_history, announce, by_loss
+from trainjob_trainer.reporting.progress import add_to_history, announce, by_loss, notice
 from trainjob_trainer.reporting.step_times import StepTimes
 from trainjob_trainer.reporting.summaries import Summaries
 
@@ -112,3 +116,44 @@ class Recorder:
         self._summaries.write(step, {**metrics, **figures, **machine})
         self._summaries.write_histogram(step, "step_seconds", seconds)
         self._summaries.flush()
+
+
+# The trained model as files that don't need this package: Keras's own format, and a SavedModel.
+
+
+FOLDER = "model"
+KERAS_FILE = "model.keras"
+SAVED_MODEL = "saved_model"
+
+
+def save_model(replica: Replica, save: Callable[[Path], None], export: Callable[[Path], None]) -> None:
+    """Write `<output>/model` by two functions of a path, for Keras's own format and then a SavedModel.
+
+    A format that fails is logged and left out; the weights are in the final checkpoint anyway. Raises
+    OutputFull, OutputUnwritable, Fenced or OutputTaken if the folder can't be written.
+    """
+    folder = replica.environment.output_dir / FOLDER
+
+    def fill(place: Path) -> None:
+        _write(place / KERAS_FILE, save)
+        _write(place / SAVED_MODEL, export)
+
+    replica.store.publish(folder, fill)
+    written = [path.name for path in (folder / KERAS_FILE, folder / SAVED_MODEL) if path.exists()]
+    if written:
+        announce(f"the model is in {folder}: {' and '.join(written)}")
+    else:
+        folder.rmdir()
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from Keras and NumPy, not from the user
+            write(path)
+    except Exception as error:
+        if isinstance(error, OSError) or is_tensorflows(error):
+            raise  # of the folder; whatever a layer of the user's may raise is another
+        Files().remove(path)  # it may be incomplete
+        why = first_line(error)
+        notice(f"the model can't be written as {path.name}: {why}")

@@ -29,6 +29,7 @@ from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.strategy import bring_in, is_one_of_several, meet, report_alone
 from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import from_environment
+from trainjob_trainer.recorder import KERAS_FILE, save_model
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import notice
 from trainjob_trainer.resume import end_if_finished
@@ -161,8 +162,6 @@ def _leave_model(process: PlainProcess, replica: Replica) -> None:
 
     In a replica's context the writer reads variables by itself: the other workers may have ended.
     """
-    from trainjob_trainer.library import KERAS_FILE, save_model  # noqa: PLC0415 - only where it is needed
-
     model = process.trained
 
     def save(path: Path) -> None:
