@@ -39,7 +39,7 @@ test-next: | $(UV)  ## Try the newest TensorFlow and Keras, pre-releases include
 	$(UV) pip install --quiet --python .venv-next --prerelease allow --upgrade tensorflow-cpu tensorboard
 	$(UV) pip uninstall --quiet --python .venv-next keras keras-nightly
 	$(UV) pip install --quiet --python .venv-next --no-deps --prerelease allow --upgrade keras-nightly
-	TRAIN_WITHOUT=keras-version .venv-next/bin/pytest --durations=10 -n auto --no-loadscope-reorder tests/keras_forms \
+	.venv-next/bin/pytest --durations=10 -n auto --no-loadscope-reorder tests/keras_forms \
 	    tests/trainer/test_private_names.py tests/trainer_plain/test_keras_repair.py \
 	    tests/multiprocess/test_library.py::test_two_workers_equal_one $(ARGS)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainjob_trainer import InvalidConfiguration, Task
+from trainjob_trainer import Task
 from trainjob_trainer.distribution import strategy
 from trainjob_trainer.distribution.strategy import Kind, choose_kind
 from trainjob_trainer.reporting.progress import ProgressFile
@@ -13,29 +13,20 @@ SERVED = {"chief": ("c:1",), "worker": ("a:1", "b:1"), "ps": ("p:1",)}
 
 
 @pytest.mark.parametrize(
-    ("task", "devices", "tpu", "kind"),
+    ("task", "devices", "kind"),
     [
-        (Task("worker", 0, {}), 1, None, Kind.SINGLE),
-        (Task("worker", 0, {}), 2, None, Kind.MIRRORED),
-        (Task("worker", 0, {}), 8, "local", Kind.TPU),
-        (Task("worker", 0, ONE), 1, None, Kind.MULTI_WORKER),
-        (Task("worker", 0, ONE), 4, None, Kind.MULTI_WORKER),
-        (Task("worker", 0, ONE), 1, "v2", Kind.TPU),
-        (Task("worker", 1, TWO), 4, None, Kind.MULTI_WORKER),
-        (Task("evaluator", 0, TWO), 4, None, Kind.EVALUATOR),
-        (Task("evaluator", 0, TWO), 4, "local", Kind.EVALUATOR),
-        (Task("chief", 0, {"chief": ("c:1",), "worker": ("a:1",)}), 1, None, Kind.MULTI_WORKER),
-        (Task("chief", 0, SERVED), 2, None, Kind.COORDINATED),
-        (Task("chief", 0, SERVED), 2, "local", Kind.COORDINATED),
+        (Task("worker", 0, {}), 1, Kind.SINGLE),
+        (Task("worker", 0, {}), 2, Kind.MIRRORED),
+        (Task("worker", 0, ONE), 1, Kind.MULTI_WORKER),
+        (Task("worker", 0, ONE), 4, Kind.MULTI_WORKER),
+        (Task("worker", 1, TWO), 4, Kind.MULTI_WORKER),
+        (Task("evaluator", 0, TWO), 4, Kind.EVALUATOR),
+        (Task("chief", 0, {"chief": ("c:1",), "worker": ("a:1",)}), 1, Kind.MULTI_WORKER),
+        (Task("chief", 0, SERVED), 2, Kind.COORDINATED),
     ],
 )
-def test_the_role_and_the_devices_decide(task: Task, devices: int, tpu: str | None, kind: Kind) -> None:
-    assert choose_kind(task, devices=devices, tpu=tpu) is kind
-
-
-def test_several_workers_with_a_tpu_each_are_refused() -> None:
-    with pytest.raises(InvalidConfiguration, match=r"worker-1 has the TPU 'v2', and is one of 2 workers"):
-        choose_kind(Task("worker", 1, TWO), devices=1, tpu="v2")
+def test_the_role_and_the_devices_decide(task: Task, devices: int, kind: Kind) -> None:
+    assert choose_kind(task, devices=devices) is kind
 
 
 @pytest.mark.parametrize(

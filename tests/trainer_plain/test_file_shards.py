@@ -181,27 +181,6 @@ def test_workers_take_equally_many_steps_and_each_row_counts_for_as_much(
         assert sum(taken) <= max(batch, len(taken))
 
 
-@given(st.lists(st.integers(1, 70), min_size=1, max_size=4), st.integers(1, 20), st.integers(1, 3))
-def test_an_evaluation_takes_every_row_once_or_isnt_done_so(
-    rows: list[int], batch: int, devices: int
-) -> None:
-    found = [
-        file_shards.plan_evaluation(rows, batch, Part(worker, len(rows)), devices)
-        for worker in range(len(rows))
-    ]
-    if None in found:
-        assert set(found) == {None}
-        return
-    known = [plan for plan in found if plan is not None]
-    assert len({plan.steps for plan in known}) == 1
-    for have, plan in zip(rows, known, strict=True):
-        sizes = plan.sizes or []
-        assert sum(sizes) == have
-        assert len(sizes) == (plan.steps or 0) * devices
-        assert min(sizes) >= 1
-        assert max(sizes) <= max(1, -(-batch // (len(rows) * devices)))
-
-
 @pytest.mark.parametrize(
     ("batch", "workers", "devices", "sizes", "shares"),
     [
@@ -266,8 +245,7 @@ def test_files_that_cant_be_shared_are_refused_with_what_to_do(seen: Found, trou
     assert said == trouble if trouble is None else trouble in str(said)
     if trouble is not None:
         with pytest.raises(InvalidConfiguration):
-            seen.plan_training(Part(0, len(seen.files)), 1)
-        assert seen.plan_evaluation(Part(0, len(seen.files)), 1) is None
+            seen.plan(Part(0, len(seen.files)), 1)
 
 
 @pytest.mark.parametrize(

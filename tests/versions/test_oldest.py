@@ -7,8 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-from trainjob_trainer.plain.keras_repair import FIRST_KNOWN, FIRST_UNKNOWN
-
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-oldest" / "bin" / "python"
 EXTRAS = (ROOT / "trainer" / "pyproject.toml").read_text()
@@ -49,11 +47,6 @@ def test_they_are_the_lower_ends_of_what_is_declared() -> None:
     tensorflow, keras = run("-c", code).split()
     assert tensorflow.startswith(bounds("tensorflow-cpu")[0] + ".")
     assert keras.startswith(bounds("keras")[0] + ".")
-
-
-def test_keras_is_repaired_in_the_declared_range() -> None:
-    written = tuple(".".join(map(str, version)) for version in (FIRST_KNOWN, FIRST_UNKNOWN))
-    assert written == bounds("keras")
 
 
 def test_they_train() -> None:

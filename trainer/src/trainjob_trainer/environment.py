@@ -15,7 +15,7 @@ from trainjob_trainer.task import Task, of_the_job
 
 
 WITHOUT = "TRAIN_WITHOUT"
-_SWITCHED = ("memory", "garbage", "keras-version")
+_SWITCHED = ("memory", "garbage")
 
 
 def is_without(change: str, env: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ from trainjob_trainer.distribution.first_worker import bear_pauses, explained, w
 from trainjob_trainer.distribution.first_worker import listens as is_listening
 from trainjob_trainer.distribution.initial_values import create_locally
 from trainjob_trainer.environment import is_from_agent
-from trainjob_trainer.errors import InvalidConfiguration, first_line
+from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.reporting.progress import ProgressFile, announce
 from trainjob_trainer.task import Task
 
@@ -29,10 +29,9 @@ class Kind(Enum):
     MIRRORED = "MirroredStrategy"
     MULTI_WORKER = "MultiWorkerMirroredStrategy"
     COORDINATED = "ParameterServerStrategy"
-    TPU = "TPUStrategy"
 
 
-def choose_kind(task: Task, *, devices: int, tpu: str | None) -> Kind:
+def choose_kind(task: Task, *, devices: int) -> Kind:
     """Choose by the replica's role and devices.
 
     A cluster of one is MultiWorkerMirrored too, so that growing a job changes nothing. The evaluator has one
@@ -43,13 +42,6 @@ def choose_kind(task: Task, *, devices: int, tpu: str | None) -> Kind:
         return Kind.EVALUATOR
     if task.is_coordinator:
         return Kind.COORDINATED
-    if tpu is not None:
-        if task.num_workers > 1:
-            raise InvalidConfiguration(
-                f"{task.replica} has the TPU {tpu!r}, and is one of {task.num_workers} workers: a TPU is "
-                "trained on by one worker (spec.worker.replicas: 1), which uses all of its cores"
-            )
-        return Kind.TPU
     if task.is_distributed:
         return Kind.MULTI_WORKER
     return Kind.MIRRORED if devices > 1 else Kind.SINGLE
@@ -58,47 +50,6 @@ def choose_kind(task: Task, *, devices: int, tpu: str | None) -> Kind:
 def is_mirrored(strategy: Any) -> bool:
     """Return whether variables are mirrored on all devices, of one process or of several."""
     return "MirroredExtended" in {kind.__name__ for kind in type(strategy.extended).__mro__}
-
-
-# The TPU that the environment names.
-#
-# TensorFlow's resolver is called only if there is a name: without one it queries the metadata server of
-# Google's machines, and waits for it on all others.
-
-
-_OWN = "local"
-"""TensorFlow's name for a TPU of this machine."""
-
-
-def named_tpu(env: Mapping[str, str]) -> str | None:
-    """Return the name or address of this process's TPU, None without one.
-
-    TensorFlow's resolver reads `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS` and `TPU_NAME`, in this order; GKE nodes
-    with their own TPUs have `TPU_WORKER_ID` instead.
-    """
-    for variable in ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME"):
-        if env.get(variable):
-            return env[variable]
-    if not env.get("TPU_WORKER_ID"):
-        return None
-    hosts = [host for host in env.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
-    if len(hosts) > 1:
-        raise InvalidConfiguration(
-            f"TPU_WORKER_HOSTNAMES: this is a TPU slice of {len(hosts)} machines, and TensorFlow trains on "
-            "those of one machine; ask for a slice of a single host"
-        )
-    return _OWN
-
-
-def build_tpu_strategy(name: str) -> Any:
-    """Connect to the TPU and initialize it."""
-    try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(name)
-    except (ValueError, tf.errors.NotFoundError) as error:
-        raise InvalidConfiguration(
-            f"the environment names the TPU {name!r}, and none answers: {first_line(error)}"
-        ) from error
-    return tf.distribute.TPUStrategy(resolver)
 
 
 # The chief's connection to its workers and parameter servers.
@@ -175,8 +126,7 @@ def build_strategy(
     `progress` says so meanwhile. Raises InvalidConfiguration and PortInUse, as `explained` does.
     """
     env = os.environ if env is None else env
-    tpu = None if task.is_evaluator else named_tpu(env)
-    kind = choose_kind(task, devices=len(_devices()), tpu=tpu)
+    kind = choose_kind(task, devices=len(_devices()))
     if kind is Kind.MULTI_WORKER and _multi_worker and _multi_worker[-1][0] == task:
         return _multi_worker[-1][1]
     waits = kind is Kind.COORDINATED or (kind is Kind.MULTI_WORKER and task.num_workers > 1)
@@ -187,7 +137,7 @@ def build_strategy(
     bear_pauses(has_agent=is_from_agent(env))
     with explained(task):
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # processes share a GPU on a laptop
-        strategy = _build(kind, task, tpu)
+        strategy = _build(kind, task)
     if progress is not None and waits:
         progress.update(state="starting")
     if kind is Kind.MULTI_WORKER:
@@ -196,11 +146,9 @@ def build_strategy(
     return strategy
 
 
-def _build(kind: Kind, task: Task, tpu: str | None) -> Any:
+def _build(kind: Kind, task: Task) -> Any:
     if kind is Kind.COORDINATED:
         return build_coordinated_strategy(task)
-    if kind is Kind.TPU and tpu is not None:
-        return build_tpu_strategy(tpu)
     if kind is Kind.MULTI_WORKER:
         return tf.distribute.MultiWorkerMirroredStrategy()
     if kind is Kind.MIRRORED:

@@ -418,35 +418,27 @@ class OwnFiles:
 
     @classmethod
     def of(cls, epoch: Any, dataset: Any, size: int | None) -> OwnFiles | None:
-        """Return the data if the user chose FILE; None if rows are shared. All workers call it together.
+        """Return the data if the user chose FILE for training; else None. All workers call it together.
 
-        Predicted rows must keep the order of the data set, so each worker reads all of it; the same holds if
-        the rows of an evaluation can't be spread over equally many steps. Raises InvalidConfiguration if the
-        data set can't be trained on in this way.
+        Evaluated and predicted rows are shared out of batches that each worker reads. Raises
+        InvalidConfiguration if the data set can't be trained on in this way.
         """
-        use, own = epoch._trainjob_use, part_of_worker(current_process().task)
-        if use is Use.PREDICT or not file_shards.is_by_file(dataset) or not has_rows(dataset):
+        if epoch._trainjob_use is not Use.FIT or not file_shards.is_by_file(dataset) or not has_rows(dataset):
             return None
+        own = part_of_worker(current_process().task)
         specs = tf.nest.flatten(dataset.element_spec)
         dense = all(isinstance(one, tf.TensorSpec) and _is_batched(one) for one in specs)
         batch = size if dense and all(one.shape[1:].is_fully_defined() for one in specs) else None
         is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-        if use is Use.EVALUATE and (epoch.steps_per_epoch or is_endless or batch is None):
-            return None
         try:
             sharded = file_shards.shard(dataset, own)
         except tf.errors.OpError as error:
-            if use is Use.FIT:
-                raise InvalidConfiguration(file_shards.NO_FILES) from error
-            return None
-        steps = epoch.steps_per_epoch or epoch.data_adapter.num_batches
-        is_counted = use is Use.EVALUATE or not (steps or is_endless)
+            raise InvalidConfiguration(file_shards.NO_FILES) from error
+        is_counted = not (epoch.steps_per_epoch or epoch.data_adapter.num_batches or is_endless)
         found = _exchange(epoch, dataset, file_shards.count_files(sharded), batch, is_counted)
         devices = epoch._distribute_strategy.num_replicas_in_sync // own.count
-        choose = found.plan_training if use is Use.FIT else found.plan_evaluation
-        plan = choose(own, devices)
-        sentence = "" if plan is None else found.sentence(plan.steps, reorders=reorders_itself(dataset))
-        return None if plan is None else cls(sharded, plan, devices, sentence)
+        plan = found.plan(own, devices)
+        return cls(sharded, plan, devices, found.sentence(plan.steps, reorders=reorders_itself(dataset)))
 
     @property
     def shapes(self) -> Shapes:

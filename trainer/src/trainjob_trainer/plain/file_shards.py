@@ -161,19 +161,6 @@ def plan_epoch(rows: Sequence[int], batch: int, part: Part, devices: int) -> Pla
     return _weighed(steps, sizes, totals, part.count * devices)
 
 
-def plan_evaluation(rows: Sequence[int], batch: int, part: Part, devices: int) -> Plan | None:
-    """Plan every row once, in as many steps as the most rows need; workers with fewer take fewer a step.
-
-    Arguments as `plan_epoch`. None if a worker lacks a row for each of its devices in each step.
-    """
-    full = _of_replicas(batch, part.count * devices)
-    takes = [sum(full[worker * devices : (worker + 1) * devices]) for worker in range(part.count)]
-    steps = max(-(-have // take) for have, take in zip(rows, takes))
-    if min(rows) < steps * devices:
-        return None
-    return Plan(steps, split(rows[part.index], steps * devices))
-
-
 def _of_replicas(batch: int, replicas: int) -> list[int]:
     return [max(1, size) for size in split(batch, replicas)]
 
@@ -199,7 +186,7 @@ class Found:
     counts: Sequence[int]
     batch: int | None
 
-    def plan_training(self, part: Part, devices: int) -> Plan:
+    def plan(self, part: Part, devices: int) -> Plan:
         """Return what a worker takes in training.
 
         Raises InvalidConfiguration if there are fewer files than workers, workers see different numbers of
@@ -214,12 +201,6 @@ class Found:
         if is_counted:
             return plan_epoch(self.counts, self.batch, part, devices)
         return plan_endless(self.batch, part, devices)
-
-    def plan_evaluation(self, part: Part, devices: int) -> Plan | None:
-        """Return what a worker takes in evaluation; None if it isn't possible with its own files."""
-        if self.trouble() or UNKNOWN in self.counts or self.batch is None:
-            return None
-        return plan_evaluation(self.counts, self.batch, part, devices)
 
     def trouble(self) -> str | None:
         """Return why the files can't be shared, or None if they can."""

@@ -1,9 +1,9 @@
 """Repairs of Keras 3 under several workers.
 
 Three of them prevent errors of `fit`: two "PerReplica" errors (Keras issue 20585), and the refusal of a model
-without `call()`. They replace private functions, so they are applied only to a tested version of Keras whose
-source shows the fault; a test fails as soon as Keras fixes it. The others make `predict` and
-`predict_on_batch` return every row once, in order.
+without `call()`. They replace private functions, so they are applied only where Keras's source shows the
+fault; a test fails as soon as Keras fixes it. The others make `predict` and `predict_on_batch` return every
+row once, in order.
 """
 
 from __future__ import annotations
@@ -12,33 +12,31 @@ import contextlib
 import functools
 import importlib
 import inspect
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.engine.replica_share import without_share
-from trainjob_trainer.environment import is_without
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.process import current_process
+from trainjob_trainer.reporting.progress import announce
 
-FIRST_KNOWN = (3, 10)
-FIRST_UNKNOWN = (3, 16)
 _MARK = "_trainjob_repaired"
 
 
-def repair_keras(trainer: Any, version: str | None = None) -> bool:
-    """Repair `keras.src.backend.tensorflow.trainer` in place, once; `version` is Keras's own by default.
+def repair_keras(trainer: Any) -> bool:
+    """Repair `keras.src.backend.tensorflow.trainer` in place, once.
 
-    Returns whether training with several workers should work. If not, a line on stderr says what to do.
+    Returns whether training with several workers should work. If not, a line in the log says what to do.
     """
     if getattr(trainer, _MARK, False):
         return True
-    is_known = FIRST_KNOWN <= _numbers(version or _keras_version()) < FIRST_UNKNOWN
-    if not (is_known or is_without("keras-version", os.environ)) or not _has_expected_shape(trainer):
-        _warn(version or _keras_version())
+    if not _has_expected_shape(trainer):
+        announce(
+            "this version of Keras has other functions than this release repairs: with several workers `fit` "
+            'may end in "ValueError: ... PerReplica". Install a tested version, or a newer trainjob'
+        )
         return False
     if has_build_fault(trainer):
         fit_class(trainer)._maybe_symbolic_build = _repaired_build(trainer)
@@ -334,24 +332,3 @@ def _has_expected_shape(trainer: ModuleType) -> bool:
         "strategy",
         "reduction",
     ]
-
-
-def _keras_version() -> str:
-    try:
-        return str(importlib.import_module("keras.src.version").__version__)
-    except (ImportError, AttributeError):
-        return "of an unknown version"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-
-
-def _warn(version: str) -> None:
-    first, last = (".".join(map(str, numbers)) for numbers in (FIRST_KNOWN, FIRST_UNKNOWN))
-    print(
-        f"trainjob: Keras {version} is not known to this release: with several workers `fit` may end in "
-        f'"ValueError: ... PerReplica". Install "keras>={first},<{last}", or a newer trainjob; '
-        "TRAIN_WITHOUT=keras-version tries this one",
-        file=sys.stderr,
-    )
