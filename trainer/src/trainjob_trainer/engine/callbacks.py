@@ -6,7 +6,6 @@ This module imports no Keras, because it is needed while Keras is being imported
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -78,9 +77,10 @@ def put_back(callbacks: Sequence[Any], memory: Sequence[Mapping[str, Any]], grou
         kind = _kind(callback)
         if not kind or entry.get("kind") != kind:
             continue
-        with contextlib.suppress(OSError, TypeError):  # there is none on this disk
-            if os.path.getsize(callback.filename) > entry.get(_FILE_SIZE, math.inf):  # noqa: PTH202
-                os.truncate(callback.filename, entry[_FILE_SIZE])  # its later rows come again
+        size = entry.get(_FILE_SIZE)
+        with contextlib.suppress(OSError):  # there is none on this disk
+            if size is not None and os.path.getsize(callback.filename) > size:  # noqa: PTH202
+                os.truncate(callback.filename, size)  # its later rows come again
         for name, value in entry.items():
             if name != "kind" and hasattr(callback, name):
                 setattr(callback, name, value)
