@@ -180,7 +180,7 @@ class Model:
 imports TensorFlow first, and the class whose `fit` all its models have."""
 TENSORFLOW = dict.fromkeys(
     ("tensorflow/__init__.py", "tensorflow/python/__init__.py", "tensorflow/python/eager/__init__.py"), ""
-) | {"tensorflow/python/eager/context.py": ""}
+) | {"tensorflow/python/eager/context.py": "class Context:\n    def ensure_initialized(self): pass"}
 EVALUATOR = {"TF_CONFIG": JOB["TF_CONFIG"].replace('"type": "worker"', '"type": "evaluator"')}
 
 

@@ -223,9 +223,12 @@ def explain_failure(
         return StorageUnavailable(describe(error, error.__traceback__)) if is_outage(error) else None
     if stop.requested:
         return Preempted(f"{task.replica} was asked to stop")
-    return PeerLost(
-        f"{task.replica} lost {_lost_peer(error, task)}, which ended or can't be reached{_reason(error)}"
-    )
+    # The last replica that TensorFlow names: those that report the loss come first.
+    named = ["another worker", *(f"{role}-{index}" for role, index in _TASK.findall(str(error)))]
+    lost = [name for name in named if name != task.replica][-1]
+    found = _ABORTED.search(str(error))  # TensorFlow's reason is below the stack of the traced graph
+    reason = f" (TensorFlow: {' '.join(found[1].split())[:200]})" if found else ""
+    return PeerLost(f"{task.replica} lost {lost}, which ended or can't be reached{reason}")
 
 
 def is_peer_loss(error: BaseException) -> bool:
@@ -238,19 +241,6 @@ def is_peer_loss(error: BaseException) -> bool:
     return "UnavailableError" in names or (
         bool(names & {*_LOST, "InternalError"}) and any(word in text for word in _COLLECTIVE_WORDS)
     )
-
-
-def _lost_peer(error: BaseException, task: Task) -> str:
-    """Return the last replica that TensorFlow names: those that report the loss come first."""
-    named = [f"{role}-{index}" for role, index in _TASK.findall(str(error))]
-    others = [name for name in named if name != task.replica]
-    return others[-1] if others else "another worker"
-
-
-def _reason(error: BaseException) -> str:
-    """Return TensorFlow's reason, which is below the stack of the traced graph."""
-    found = _ABORTED.search(str(error))
-    return f" (TensorFlow: {' '.join(found[1].split())[:200]})" if found else ""
 
 
 # The line of the user's program and the cause, in one sentence.

@@ -43,11 +43,6 @@ def keeps_own_strategy(env: Mapping[str, str]) -> bool:
     return env.get(STRATEGY) == "own"
 
 
-def _check_strategy(env: Mapping[str, str]) -> None:
-    if env.get(STRATEGY, "own") not in ("", "own"):
-        raise InvalidConfiguration(f"{STRATEGY}: must be own, or not be set, got {env[STRATEGY]!r}")
-
-
 # A smoke test: each replica takes one step of everything.
 
 
@@ -161,7 +156,8 @@ class Environment:
         """
         env = of_the_job(env)
         _check_without(env)
-        _check_strategy(env)
+        if env.get(STRATEGY, "own") not in ("", "own"):
+            raise InvalidConfiguration(f"{STRATEGY}: must be own, or not be set, got {env[STRATEGY]!r}")
         _check_smoke(env)
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
             _check_folder(variable, env.get(variable, ""))

@@ -123,7 +123,8 @@ def find_site(call: str, frame: FrameType | None = None) -> Site:
         file, line = one.f_code.co_filename, one.f_lineno
         inner = frames[position - 1].f_code.co_name if position else call
         source = _parse(file)
-        calls = sum(_called(node) == inner for node in source)
+        called = [node.func for node in source if isinstance(node, ast.Call)]
+        calls = sum(getattr(one, "attr", getattr(one, "id", None)) == inner for one in called)
         place = f"{file.rpartition('/')[2]}:{one.f_code.co_name}"
         names.append(place if calls == 1 or (position and not calls) else f"{place}:{line}")
         values = one.f_locals
@@ -139,11 +140,6 @@ def _parse(file: str) -> tuple[ast.AST, ...]:
         return tuple(ast.walk(ast.parse("".join(linecache.getlines(file)))))
     except (SyntaxError, ValueError):
         return ()
-
-
-def _called(node: ast.AST) -> str | None:
-    function = node.func if isinstance(node, ast.Call) else None
-    return getattr(function, "attr", None) or getattr(function, "id", None)
 
 
 def _loop_variables(source: Iterable[ast.AST], line: int) -> Iterator[str]:

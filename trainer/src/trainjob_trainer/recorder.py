@@ -15,7 +15,6 @@ from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.machine import Machine
 from trainjob_trainer.reporting.progress import add_to_history, announce, by_loss, notice
-from trainjob_trainer.reporting.step_times import StepTimes
 from trainjob_trainer.reporting.summaries import Summaries
 
 _SECONDS_BETWEEN_LINES = 2.0
@@ -42,7 +41,8 @@ class Recorder:
         self._prints_lines = self._is_writer and prints_lines
         self._summaries = Summaries(replica.environment.log_dir if self._is_writer else None)
         self._machine = machine or Machine() if self._is_writer else None
-        self._times = StepTimes()
+        self._steps = 0
+        self._seconds = self._known_seconds = self._waited = 0.0
         self._line_at = self._figures_at = self._metrics_at = clock()
         self._speed = 0.0
 
@@ -65,7 +65,11 @@ class Recorder:
 
         `own` is this process's own time in one step; `logs` are this worker's own metrics.
         """
-        self._times.add(count, seconds, own.input)
+        self._steps += count
+        self._seconds += seconds
+        if own.input is not None:
+            self._known_seconds += seconds
+            self._waited += count * own.input
         self._speed = count * self._plan.global_batch / max(seconds, 1e-9)
         self._replica.progress.update(
             state="training",
@@ -110,11 +114,14 @@ class Recorder:
         """Write figures of step times and machine; in long epochs also this worker's metrics so far."""
         is_long = self._metrics_at <= self._figures_at
         self._figures_at = self._clock()
-        seconds, figures = self._times.drain()
-        machine = self._machine.figures() if self._machine else {}
+        figures = self._machine.figures() if self._machine else {}
+        if self._steps:
+            figures["step_seconds"] = self._seconds / self._steps
+        if self._known_seconds > 0:  # two clocks measure them
+            figures["input_share"] = min(1.0, max(0.0, self._waited / self._known_seconds))
+        self._steps, self._seconds, self._known_seconds, self._waited = 0, 0.0, 0.0, 0.0
         metrics = {**logs, "examples_per_second": self._speed} if logs and is_long else {}
-        self._summaries.write(step, {**metrics, **figures, **machine})
-        self._summaries.write_histogram(step, "step_seconds", seconds)
+        self._summaries.write(step, {**metrics, **figures})
         self._summaries.flush()
 
 

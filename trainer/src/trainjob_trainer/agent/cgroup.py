@@ -51,7 +51,8 @@ def _mounts(root: Path) -> Iterator[tuple[str, str, list[str] | None]]:
         fields, kind = before.split(), after.split()
         if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
             continue
-        yield _unescaped(fields[4]), fields[3], kind[2].split(",") if kind[0] == "cgroup" else None
+        path = fields[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+        yield path, fields[3], kind[2].split(",") if kind[0] == "cgroup" else None
 
 
 def _below(group: str, mount_root: str) -> str:
@@ -67,10 +68,6 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-
-
-def _unescaped(path: str) -> str:
-    return path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
 # Kills by the kernel because the container's memory is used up.

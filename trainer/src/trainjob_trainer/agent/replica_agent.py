@@ -307,7 +307,11 @@ class ReplicaAgent:
             self.send({"type": "failed", "attempt": self.attempt, "failure": stall.to_json()})
         self.send(self.beat())
         if self.is_leaving:
-            self._depart(Departure(_code_on_leaving(ended.code, settings), "left", failure))
+            # Of the training agents that were asked to end only the leading one reports success.
+            is_ours = ended.code in (ExitCode.SUCCESS, ExitCode.PEER_LOST, 128 + 9)
+            is_preempted = is_ours and not settings.task.is_evaluator
+            code = int(ExitCode.PREEMPTED) if is_preempted else ended.code
+            self._depart(Departure(code, "left", failure))
         elif settings.task.is_evaluator or ended.code == ExitCode.FENCED:
             self._depart(Departure(ended.code, "left", failure))
 
@@ -324,9 +328,3 @@ class ReplicaAgent:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _code_on_leaving(code: int, settings: Settings) -> int:
-    """Return the exit code of an agent that was asked to end: only the leading agent reports success."""
-    ours = (ExitCode.SUCCESS, ExitCode.PEER_LOST, 128 + 9)
-    return int(ExitCode.PREEMPTED) if code in ours and not settings.task.is_evaluator else code

@@ -98,8 +98,7 @@ class StallWatch:
 
     The first report with a step arms it. That step may be the one it begins at: until the process has taken
     one itself, which compiles the model, the limit is longer, as it is for other long work. A process that
-    waits for the evaluator's result of the last checkpoint has a timeout of its own. One that waits for
-    storage has none, unless it trains meanwhile: then it waits in the background.
+    waits for storage has none, unless it trains meanwhile: then it waits in the background.
     """
 
     def __init__(self) -> None:

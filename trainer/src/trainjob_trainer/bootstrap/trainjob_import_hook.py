@@ -124,7 +124,8 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         states = _random_states() if module.__name__ in UNDISTURBED else None
-        pauses = states is not None and gc.isenabled() and "garbage" not in _without()
+        is_without = "garbage" in os.environ.get("TRAIN_WITHOUT", "")
+        pauses = states is not None and gc.isenabled() and not is_without
         if module.__name__ in IMPORTING:
             _record_environment()
         reports = module.__name__ in IMPORTING and _report("importing", instead_of="running")
@@ -175,11 +176,6 @@ class _LazyLoader(_Loader):
         module.__class__ = type(sys)
         self._loader.exec_module(module)
         return getattr(module, name)
-
-
-def _without() -> list[str]:
-    """Return what the user has switched off; see `trainjob_trainer.environment.is_without`."""
-    return [name.strip() for name in os.environ.get("TRAIN_WITHOUT", "").split(",")]
 
 
 def _record_environment() -> None:

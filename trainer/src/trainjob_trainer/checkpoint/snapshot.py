@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from trainjob_trainer.checkpoint.files import NOT_THERE, Array, Files
+from trainjob_trainer.checkpoint.files import NOT_THERE, Files
 from trainjob_trainer.errors import (
     CheckpointMismatch,
     CheckpointUnavailable,
@@ -52,7 +52,7 @@ def read_json(group: Sequence[NamedArray]) -> Any:
 def read(groups: VariableGroups) -> dict[str, list[NamedArray]]:
     """Copy the current value of every variable to the host; call it only between steps."""
     return {
-        group: [NamedArray(variable_name(variable), _host_copy(variable)) for variable in variables]
+        group: [NamedArray(variable_name(v), np.array(local_components(v)[0].numpy())) for v in variables]
         for group, variables in groups.items()
     }
 
@@ -80,10 +80,6 @@ def local_components(variable: Any) -> Sequence[Any]:
         inner = inner.value
     values = getattr(inner, "values", None)
     return tuple(values) if values is not None else (inner,)
-
-
-def _host_copy(variable: Any) -> np.ndarray[Any, Any]:
-    return np.array(local_components(variable)[0].numpy())
 
 
 def _match(group: str, variables: Sequence[Any], host: HostGroups) -> list[tuple[Any, NamedArray]]:
@@ -148,7 +144,8 @@ def write_bundle(folder: Path, groups: HostGroups, facts: Mapping[str, Any], fil
     `tf.train.load_checkpoint` reads the groups as `<group>/<position>/<name>`. `facts` are further fields of
     the manifest (`step`, `epoch`, `jobUid`, `time`).
     """
-    files.write_tensors(folder / PREFIX, _keyed(groups))
+    arrays = ((_key(g, i, one.name), one.value) for g, group in groups.items() for i, one in enumerate(group))
+    files.write_tensors(folder / PREFIX, dict(arrays))
     for name in (_INDEX, _DATA):
         files.sync(folder / name)
     content = {"format": FORMAT, **facts, "groups": _described(groups), "files": _measured(folder, files)}
@@ -222,12 +219,6 @@ def _is_damage(error: Exception, folder: Path, files: Files) -> bool:
         read_manifest(folder, files)  # raises unless its files are there, with their sizes
         return "not found in checkpoint" in str(error)
     return kind in ("DataLossError", "OutOfRangeError", "InvalidArgumentError")
-
-
-def _keyed(groups: HostGroups) -> dict[str, Array]:
-    return {
-        _key(g, i, array.name): array.value for g, arrays in groups.items() for i, array in enumerate(arrays)
-    }
 
 
 def _key(group: str, position: int, name: str) -> str:

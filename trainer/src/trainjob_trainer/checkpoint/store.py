@@ -398,13 +398,10 @@ class CheckpointStore:
         self._write_state(listed)
         for old in doomed:
             self._publisher.discard(self.directory / old)
-        self._drop_set_aside(names, listed)
-
-    def _drop_set_aside(self, names: Iterable[str], listed: Listing) -> None:
-        for name in names:
-            match = _SET_ASIDE.fullmatch(name)
+        for each in names:
+            match = _SET_ASIDE.fullmatch(each)
             if match and self._are_enough(step for step in listed if step > int(match[1])):
-                self._publisher.discard(self.directory / name)
+                self._publisher.discard(self.directory / each)
 
     def _are_enough(self, steps: Iterable[int]) -> bool:
         """Return whether `keep` of them are whole, by their manifests."""

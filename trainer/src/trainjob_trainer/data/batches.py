@@ -86,7 +86,10 @@ def interleaved(
     Raises:
         InvalidConfiguration: there are no such files.
     """
-    paths = _sorted_paths(files)
+    paths = sorted(tf.io.gfile.glob(files) if isinstance(files, str) else [str(path) for path in files])
+    if not paths:
+        where = f"match {files}" if isinstance(files, str) else "are named"
+        raise InvalidConfiguration(f"interleaved: no files {where}; do all replicas see the data's volume?")
     by_record = part is not None and len(paths) < part.count
     own = paths if part is None or by_record else part.of(paths)
     records = tf.data.Dataset.from_tensor_slices(own).interleave(
@@ -100,14 +103,6 @@ def interleaved(
     if parse is None:
         return records
     return records.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-
-
-def _sorted_paths(files: str | Sequence[str]) -> list[str]:
-    paths = tf.io.gfile.glob(files) if isinstance(files, str) else [str(path) for path in files]
-    if not paths:
-        where = f"match {files}" if isinstance(files, str) else "are named"
-        raise InvalidConfiguration(f"interleaved: no files {where}; do all replicas see the data's volume?")
-    return sorted(paths)
 
 
 # Reaching the examples of a step: the user's function begins there, or all examples before them are read.

@@ -164,17 +164,20 @@ def mirrored(groups: VariableGroups) -> list[Any]:
         one
         for group, by_optimizer in ((weights, False), (optimizers, True))
         for one in group
-        if _is_comparable(one) and _is_same_everywhere(one, by_optimizer, gathered)
+        if _is_same_everywhere(one, by_optimizer, gathered)
     ]
 
 
 def _is_same_everywhere(variable: Any, by_optimizer: bool, gathered: set[Any]) -> bool:
-    """Return whether all devices hold the same bits of a Keras or TensorFlow variable.
+    """Return whether all devices hold the same bits of a Keras or TensorFlow variable of fixed shape.
 
     An optimizer updates its variables, and weights, by the summed gradients. This excludes what each device's
     own forward pass assigns: moving statistics, random states, counters.
     """
     inner = _distributed(variable)
+    is_number = inner.dtype not in (tf.string, tf.resource, tf.variant)
+    if not (is_number and hasattr(inner, "values") and inner.shape.is_fully_defined()):
+        return False
     if inner.synchronization == tf.VariableSynchronization.ON_READ:
         return False  # each device has its own part, and a read returns their sum or mean
     if getattr(variable, "overwrite_with_gradient", False):
@@ -195,13 +198,6 @@ def _distributed(variable: Any) -> Any:
     while not hasattr(variable, "values") and hasattr(variable, "value") and not callable(variable.value):
         variable = variable.value
     return variable
-
-
-def _is_comparable(variable: Any) -> bool:
-    """Return whether it has a component on each device, a fixed shape, and numbers."""
-    inner = _distributed(variable)
-    is_number = inner.dtype not in (tf.string, tf.resource, tf.variant)
-    return hasattr(inner, "values") and inner.shape.is_fully_defined() and is_number
 
 
 def _machine() -> int:

@@ -7,7 +7,7 @@ anything is saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -121,11 +121,7 @@ def workers_of(found: Found, task: Task) -> list[str]:
     """Return the names of workers that had this step, once each; devices are numbered worker by worker."""
     names = task.trainees
     devices = max(1, len(found.first) // len(names))
-    return list(_unique(names[replica // devices] for replica in found.replicas))
-
-
-def _unique(names: Iterable[str]) -> Iterable[str]:
-    return dict.fromkeys(names)
+    return list(dict.fromkeys(names[replica // devices] for replica in found.replicas))
 
 
 def _is_finite(value: np.ndarray[Any, Any]) -> bool:

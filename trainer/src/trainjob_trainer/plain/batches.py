@@ -81,7 +81,9 @@ def fill_rest(dataset: Any, least: int) -> Any:
     @as_written
     def hold_back(held: Any, batch: Any) -> Any:
         rows, before = _count(batch), _count(held)
-        is_rest = (rows > 0) & (rows < least) & (before > 0) & _are_of_one_width(held, batch)
+        pairs = zip(tf.nest.flatten(held), tf.nest.flatten(batch))
+        are_of_one_width = [tf.reduce_all(tf.shape(a)[1:] == tf.shape(b)[1:]) for a, b in pairs]
+        is_rest = (rows > 0) & (rows < least) & (before > 0) & tf.reduce_all(are_of_one_width)
         missing = tf.where(is_rest, tf.minimum(least - rows, before), 0)
         moved = _sliced(held, before - missing, before)
         filled = tf.cond(
@@ -169,11 +171,6 @@ def _sliced(batch: Any, start: Any, end: Any) -> Any:
         return value[start:end] if _has_own_rows(value) else value
 
     return tf.nest.map_structure(of, batch)
-
-
-def _are_of_one_width(first: Any, second: Any) -> Any:
-    pairs = zip(tf.nest.flatten(first), tf.nest.flatten(second))
-    return tf.reduce_all([tf.reduce_all(tf.shape(a)[1:] == tf.shape(b)[1:]) for a, b in pairs])
 
 
 def share_batches(trainer: ModuleType) -> None:

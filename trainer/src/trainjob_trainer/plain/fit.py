@@ -12,7 +12,6 @@ from typing import Any
 from trainjob_trainer.edge import leave
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain.keras_repair import fit_class
 from trainjob_trainer.plain.process import assigned, current_process
 from trainjob_trainer.plain.strategy import bring_in, meet
 from trainjob_trainer.reporting.progress import ProgressFile
@@ -24,6 +23,8 @@ def manage_fit(trainer: ModuleType) -> None:
 
     A `fit` within another `fit` (a callback that trains a second model) is left to Keras.
     """
+    from trainjob_trainer.plain.keras_repair import fit_class  # noqa: PLC0415 - needs Keras 3
+
     kind = fit_class(trainer)
     original = kind.fit
     if hasattr(original, "_trainjob_managed"):

@@ -80,7 +80,10 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
         is_new = self.train_function is None or (iterator is not None and self.test_function is None)
         bring_into_strategy(self, self.variables if strategy is not None and is_new else ())
         if strategy is None:
-            if iterator is not None and self.train_function is None and _goes_on():
+            # A checkpoint to resume needs the variables now; Keras would create them in the first step.
+            record = getattr(current_process().call, "record", None)
+            goes_on = record is not None and record.store.steps()
+            if iterator is not None and self.train_function is None and goes_on:
                 spec = _batch_spec(iterator)
                 self._symbolic_build(data_batch=spec) if has_call(self) else _build_by_its_step(self, spec)
             return
@@ -137,15 +140,6 @@ def bring_into_strategy(model: Any, variables: Sequence[Any]) -> None:
 def _optimizers_of(model: Any) -> list[Any]:
     keras = importlib.import_module("keras")
     return [one for one in vars(model).values() if isinstance(one, keras.optimizers.Optimizer)]
-
-
-def _goes_on() -> bool:
-    """Return whether there is a checkpoint to resume, which needs the model's and its metrics' variables now.
-
-    Without a strategy Keras creates them in the first step.
-    """
-    record = getattr(current_process().call, "record", None)
-    return record is not None and bool(record.store.steps())
 
 
 def fixed_batch_trouble(fixed: int | None, rows: int | None, replicas: int) -> str | None:

@@ -11,6 +11,7 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.checkpoint.fence import Fence, build_fence
@@ -22,6 +23,7 @@ from trainjob_trainer.identity import Trainings
 from trainjob_trainer.plain.fit_call import ScriptCall
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import leave_on_request
+from trainjob_trainer.reporting.machine import keep_freed_memory
 from trainjob_trainer.reporting.progress import ProgressFile, storage_is_away
 from trainjob_trainer.task import Task
 
@@ -125,8 +127,15 @@ os.register_at_fork(after_in_child=forget_environment)
 # The end of the process: its failure is reported, and SIGTERM saves what has been reached.
 
 
-def install_hook() -> None:
-    """Handle uncaught errors; end a process whose environment is malformed before it writes anywhere."""
+def install_hook(_: ModuleType) -> None:
+    """Handle uncaught errors; end a process whose environment is malformed before it writes anywhere.
+
+    Called with `tensorflow.python.eager.context`, it also sets what TensorFlow reads when its runtime starts.
+    """
+    os.environ.setdefault("NCCL_DEBUG", "WARN")
+    # Several processes share a laptop's GPU: TensorFlow would reserve all of it for the first one.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    keep_freed_memory()
     try:
         process = current_process()
     except TrainerError as error:

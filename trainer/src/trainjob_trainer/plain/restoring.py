@@ -90,7 +90,10 @@ def restore(
     keep_files(users)
     model._initial_epoch = call.epochs if plan is ResumePlan.SKIP else state.epochs_done
     if process.is_writer:
-        _announce(call, state, checkpoint)
+        where = f"epoch {state.epochs_done} of {call.epochs}"
+        where += f" and {state.batches_done} batches" if state.batches_done else ""
+        where = f"fit {call.number} had ended" if plan is ResumePlan.SKIP else where
+        announce(f"resumed from step {checkpoint.step} ({where}, {checkpoint.path})")
     if plan is ResumePlan.RESUME:
         call.remembered = () if state.complete else state.callbacks
         then, now = state.settings, call.settings
@@ -232,11 +235,3 @@ def _go_on_from(process: PlainProcess, call: ScriptCall, state: FitState, step: 
         call.epochs_run = list(own.epochs)
         call.history = {name: list(values) for name, values in own.history.items()}
     process.progress.update(step=process.step, resumed_from=process.step, checkpoint_step=process.step)
-
-
-def _announce(call: ScriptCall, state: FitState, checkpoint: Checkpoint) -> None:
-    where = f"epoch {state.epochs_done} of {call.epochs}"
-    where += f" and {state.batches_done} batches" if state.batches_done else ""
-    if call.plan is ResumePlan.SKIP:
-        where = f"fit {call.number} had ended"
-    announce(f"resumed from step {checkpoint.step} ({where}, {checkpoint.path})")

@@ -61,7 +61,8 @@ def prepare_strategy(module: ModuleType) -> None:
             process.claim_output()
             forget_saves(process)
             process.progress.keep_fresh()
-            if process.task.is_evaluator or _has_begun_alone(process.task, module.context.context()):
+            needs_collectives = process.task.num_workers > 1 or not module.context.context()._initialized
+            if process.task.is_evaluator or not needs_collectives:  # an operation has run before
                 cluster_resolver = _own_resolver(process.task)
             end_on_request(process)
             seed_tensorflow(module.context)
@@ -126,11 +127,6 @@ class _Building:
     def __exit__(self, *error: object) -> None:
         self.is_begun = False
         self.lock.release()
-
-
-def _has_begun_alone(task: Task, context: Any) -> bool:
-    """Return whether operations ran before the strategy of one worker, which needs no collectives."""
-    return task.num_workers == 1 and bool(context._initialized)
 
 
 _building = _Building()

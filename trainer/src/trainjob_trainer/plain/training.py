@@ -71,7 +71,10 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     call.watch = FiniteWatch(reaction, process.task)
     if getattr(model.train_function, "watched_for", None) is not reaction:
         model.train_function = None  # made by `train_on_batch`, for example, which does not watch gradients
-    call.weights = _weights_watch(process, model)
+    strategy = model.distribute_strategy
+    if process.task.num_workers == 1 or is_collective(strategy):
+        wanted = from_environment("compare_weights", os.environ, True)
+        call.weights = WeightsWatch(strategy, process.task, wanted=wanted)
     call.executions = build_executions(process, model, users)
     isolate(users)
     data = dict(arguments)
@@ -131,14 +134,6 @@ def _reaction(users: list[Any]) -> OnNan:
     if any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in users) and not os.environ.get(VARIABLE):
         return OnNan.IGNORE
     return OnNan.from_environment(os.environ)
-
-
-def _weights_watch(process: PlainProcess, model: Any) -> WeightsWatch | None:
-    """Return the watch, or None if each worker trains its own model."""
-    strategy = model.distribute_strategy
-    if process.task.num_workers > 1 and not is_collective(strategy):
-        return None
-    return WeightsWatch(strategy, process.task, wanted=from_environment("compare_weights", os.environ, True))
 
 
 def _end(process: PlainProcess, call: ScriptCall, last: AtEnd) -> None:

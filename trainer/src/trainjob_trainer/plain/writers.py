@@ -23,6 +23,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.edge import private_name
@@ -39,8 +40,17 @@ _REMOTE = "://"
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
-def redirect_saving(owner: Any, *names: str) -> None:
-    """Wrap functions of a module or class of Keras that save a model or its weights to a path."""
+def redirect_saving(module: ModuleType) -> None:
+    """Wrap the functions of `keras.src.saving.saving_api` that save a model or its weights to a path."""
+    _redirect(module, "save_model", "save_weights")
+
+
+def redirect_export(module: ModuleType) -> None:
+    """Wrap `Model.export` in `keras.src.models.model`."""
+    _redirect(module.Model, "export")
+
+
+def _redirect(owner: Any, *names: str) -> None:
     for name in names:
         original = getattr(owner, name, None)
         if original is not None and not hasattr(original, "_trainjob_redirected"):

@@ -8,22 +8,19 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from trainjob_trainer.errors import first_line
 from trainjob_trainer.reporting.progress import announce
 
-if TYPE_CHECKING:
-    import numpy as np
-
 SECONDS_WITHOUT_FIGURES = 60.0
 """After an error nothing is written for so long: each try makes an event file."""
 
 
 class Summaries:
-    """Writes scalars and histograms below a folder; nothing without one, or without TensorBoard's package.
+    """Writes scalars below a folder; nothing without one, or without TensorBoard's package.
 
     The first value creates the event file. An error never ends training: a line says so, and figures are left
     out until they can be written again.
@@ -37,30 +34,19 @@ class Summaries:
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record values under the names that training and evaluation share."""
 
-        def record() -> None:
-            for name, value in scalars.items():
-                tf.summary.scalar(name, value)
+        def write() -> None:
+            self._writer = self._writer or tf.summary.create_file_writer(str(self._folder))
+            with self._writer.as_default(step=step):
+                for name, value in scalars.items():
+                    tf.summary.scalar(name, value)
 
-        self._record(step, record)
-
-    def write_histogram(self, step: int, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Record the distribution of values; an empty array is not recorded."""
-        if len(values):
-            self._record(step, lambda: tf.summary.histogram(name, values))
+        if self._folder is not None and time.monotonic() >= self._silent_until:
+            self._try(write)
 
     def flush(self) -> None:
         """Write everything to the file system."""
         if self._writer is not None:
             self._try(self._writer.flush)
-
-    def _record(self, step: int, record: Callable[[], object]) -> None:
-        def write() -> None:
-            self._writer = self._writer or tf.summary.create_file_writer(str(self._folder))
-            with self._writer.as_default(step=step):
-                record()
-
-        if self._folder is not None and time.monotonic() >= self._silent_until:
-            self._try(write)
 
     def _try(self, write: Callable[[], object]) -> None:
         try:
