@@ -264,7 +264,9 @@ def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any], to_ha
     found = []
     for name in sorted(set(saved) & set(now)):
         then, here = saved[name], now[name]
-        if not _are_alike(then, here):
+        kinds = {type(then), type(here)}
+        is_float = float in kinds and str not in kinds  # it may have been read back from a float32
+        if not (math.isclose(then, here, rel_tol=1e-6) if is_float else then == here):
             change = (
                 f"{name.replace('_', ' ')} is {_shown(here)} in the script and was {_shown(then)} until here"
             )
@@ -291,12 +293,6 @@ def _what_holds(name: str, then: Any, here: Any, to_have_it: str) -> str:
             "it back to have both of one seed"
         )
     return "training goes on with the script's; change it back to have the other"
-
-
-def _are_alike(then: Any, here: Any) -> bool:
-    if {float} & {type(then), type(here)} and not {str} & {type(then), type(here)}:
-        return math.isclose(then, here, rel_tol=1e-6)  # it may have been read back from a float32
-    return bool(then == here)
 
 
 def _shown(value: Any) -> str:

@@ -134,7 +134,10 @@ def isolate(callbacks: Iterable[Any]) -> None:
         if "ModelCheckpoint" in kinds:
             _make_folder_once(callback)
         if not is_writer and "BackupAndRestore" in kinds:
-            _isolate_backup(callback)
+            # It restores from the writer's folder, and saves only for what all read together.
+            path = str(_private_folder(callback) / "latest.weights.h5")
+            callback._save_model = lambda one=callback, to=path: one.model.save_weights(to, overwrite=True)
+            callback.on_train_end = lambda *_, **__: None  # it would remove the folder
         if not is_writer and "OrbaxCheckpoint" in kinds:
             callback.checkpointer = _NoCheckpointer()
 
@@ -183,13 +186,6 @@ class _NoCheckpointer:
 
     def __getattr__(self, name: str) -> Callable[..., _NoCheckpointer]:
         return lambda *_, **__: self
-
-
-def _isolate_backup(callback: Any) -> None:
-    """Restore from the writer's folder like every replica, and save only for what all read together."""
-    path = str(_private_folder(callback) / "latest.weights.h5")
-    callback._save_model = lambda: callback.model.save_weights(path, overwrite=True)
-    callback.on_train_end = lambda *_, **__: None  # it would remove the folder
 
 
 # What the writer has saved.
