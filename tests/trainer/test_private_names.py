@@ -41,6 +41,7 @@ Backup = keras.callbacks.BackupAndRestore
 LossScale = keras.optimizers.LossScaleOptimizer
 
 FUNCTIONS: dict[str, tuple[Any, str]] = {
+    "_aggregate_additional_loss": (Trainer, "(self, loss)"),
     "_autoconvert_optionals": (Trainer, "(self, step_func)"),
     "_common_apply": (LossScale, "(self, grads, trainable_variables=None)"),
     "_compute_loss": (
@@ -117,6 +118,7 @@ ATTRIBUTES: dict[str, Any] = {
 """Attributes of instances, by the class that assigns them, or an object that has them."""
 OF_OURS = {
     "_exit",
+    "_getframe",
     "_trainjob_bootstraps",
     "_trainjob_go_on",
     "_trainjob_isolated",
@@ -125,7 +127,7 @@ OF_OURS = {
     "_trainjob_redirected",
     "_trainjob_repaired",
 }
-"""Marks that the package leaves on others' objects; and `os._exit`, which is documented."""
+"""Marks that the package leaves on others' objects; `os._exit` and `sys._getframe`, which are documented."""
 OF_GRAPHS = {"_Retval"}
 """An operation's name; tests of `file_shards` read all kinds of pipelines by it."""
 
