@@ -42,6 +42,8 @@ def test_each_batch_is_told_and_then_goes_on_what_was_before(name: str) -> None:
 @pytest.mark.parametrize(("role", "told"), [("worker", True), ("evaluator", False)])
 def test_a_jobs_evaluate_and_predict_are_told(role: str, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     class Trainer:
+        distribute_strategy = None
+
         def fit(self) -> None:
             """Not called."""
 
