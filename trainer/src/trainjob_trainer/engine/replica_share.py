@@ -401,12 +401,13 @@ def _reduced(
 ) -> Any:
     """Return a loss object's result, from its `values`."""
     result = original(values, sample_weight, mask, reduction, dtype)
+    is_number = not len(getattr(values, "shape", ()))
     function = getattr(step.loss, "fn", type(step.loss))
-    if not (len(values.shape) and str(getattr(function, "__module__", "")).startswith("keras.")):
+    if is_number or not str(getattr(function, "__module__", "")).startswith("keras."):
         step.rule.note("averaged", f"the loss {step.loss.name}")
     if reduction == "sum":
         return step.of_sum(result)
-    if reduction in (None, "none") or not len(values.shape):
+    if reduction in (None, "none") or is_number:
         return result
     by_weights = reduction == "mean_with_sample_weight"
     if mask is not None or (by_weights and sample_weight is not None):
