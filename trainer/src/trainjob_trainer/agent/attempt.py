@@ -15,10 +15,10 @@ from trainjob_trainer.errors import ExitCode
 FIRST_FAILURE_SECONDS = 0.5
 """Seconds that a failure caused by another one waits for the report of that one."""
 
-PARTED_SECONDS = 10.0
+ENDED_SECONDS = 10.0
 """Seconds in which one worker waits in a call for another that has ended well."""
 
-PARTED = reason_of(ExitCode.INVALID_CONFIGURATION)
+WAITS_FOR_ENDED = reason_of(ExitCode.INVALID_CONFIGURATION)
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Attempt:
         graceful: once it is being stopped: whether it may save first.
         stacks: whether training processes print their stacks before they are stopped.
         alone: replicas that restart without the others.
-        parted_since: the time since which one waits for another that has ended well; None while none does.
+        waits_since: the time since which one waits for another that has ended well; None while none does.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Attempt:
     graceful: bool = False
     stacks: bool = False
     watches: dict[str, StallWatch] = field(default_factory=dict)
-    parted_since: float | None = None
+    waits_since: float | None = None
     alone: LoneReplicas = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,8 +132,8 @@ class Trouble:
             self.reason,
             message=self.message,
             step=member.step(),
-            counted=self.reason in (STALLED, PARTED),
-            permanent=self.reason == PARTED,
+            counted=self.reason in (STALLED, WAITS_FOR_ENDED),
+            permanent=self.reason == WAITS_FOR_ENDED,
             time=time,
         )
 
@@ -151,24 +151,24 @@ def find_trouble(attempt: Attempt, meeting: Rendezvous, limit: float | None, now
     for member in needed:
         if member.leaving:
             return Trouble(member, PREEMPTED, "was asked to stop")
-    return _parted(attempt, present, now) or _stall(attempt, present, limit, now)
+    return _waits_for_ended(attempt, present, now) or _stall(attempt, present, limit, now)
 
 
-def _parted(attempt: Attempt, present: Mapping[str, Member], now: float) -> Trouble | None:
+def _waits_for_ended(attempt: Attempt, present: Mapping[str, Member], now: float) -> Trouble | None:
     ended = next((name for name in attempt.replicas if name in attempt.done), None)
     waits = next((name for name, member in present.items() if (member.report or {}).get("meets")), None)
     if waits is None or ended is None:
-        attempt.parted_since = None
+        attempt.waits_since = None
         return None
-    since = attempt.parted_since = now if attempt.parted_since is None else attempt.parted_since
-    if now - since < PARTED_SECONDS:
+    since = attempt.waits_since = now if attempt.waits_since is None else attempt.waits_since
+    if now - since < ENDED_SECONDS:
         return None
     call = str((present[waits].report or {})["meets"])[:20]
     message = (
         f"waits in {call}() for {ended}, which has ended: every worker calls {call}() of a model "
         "that they train; one by itself takes a model that it loads (keras.models.load_model)"
     )
-    return Trouble(present[waits], PARTED, message)
+    return Trouble(present[waits], WAITS_FOR_ENDED, message)
 
 
 def _absence(member: Member, attempt: Attempt, meeting: Rendezvous, failed: set[str]) -> str:

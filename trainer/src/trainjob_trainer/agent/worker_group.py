@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainjob_trainer.agent.attempt import PARTED, Attempt, find_trouble, judge_alone, start_alone
+from trainjob_trainer.agent.attempt import WAITS_FOR_ENDED, Attempt, find_trouble, judge_alone, start_alone
 from trainjob_trainer.agent.budget import Budget, RestartCounts, furthest
 from trainjob_trainer.agent.failure import (
     PEER_LOST,
@@ -277,7 +277,7 @@ class WorkerGroup:
             self.meeting.stop([trouble.member], attempt.latest, graceful=False, stacks=True)
             failure = trouble.as_failure(trouble.member.attempt, now + self.settings.unix_time)
             self._fail_alone(attempt, trouble.member, failure, now)
-        elif trouble.reason in (STALLED, PARTED):
+        elif trouble.reason in (STALLED, WAITS_FOR_ENDED):
             attempt.stacks = True
             attempt.fail(trouble.as_failure(attempt.number, now + self.settings.unix_time), now)
             self._judge(attempt, now)
