@@ -1,5 +1,7 @@
 """Where examples come from."""
 
+import os
+import time
 from pathlib import Path
 
 import keras
@@ -500,3 +502,147 @@ def augmentation_in_map(scope):
         model.compile("sgd", "sparse_categorical_crossentropy")
     data = tf.data.Dataset.from_tensor_slices((images.reshape(32, 8, 8, 1), labels)).batch(16)
     return seen(model, model.fit(data.map(lambda x, y: (flip(x, training=True), y)), epochs=1, verbose=0))
+
+
+def out_of_order(rows=96):
+    """Rows whose order changes from reading to reading, but for the options of tf.data."""
+
+    def slow(index):
+        wait = tf.py_function(lambda one: time.sleep(0.003 * (int(one) % 5)), [index], [])
+        with tf.control_dependencies([wait]):
+            return tf.identity(index)
+
+    kept = tf.data.Dataset.range(rows).interleave(
+        lambda index: tf.data.Dataset.from_tensors(index).map(slow),
+        cycle_length=8,
+        num_parallel_calls=8,
+        deterministic=False,
+    )
+    return kept.map(slow, num_parallel_calls=8, deterministic=False)
+
+
+@form(workers=3)
+def pipelines_that_ask_for_disorder(scope):
+    x, y = (tf.constant(one) for one in numbers())
+    data = out_of_order().map(lambda index: (x[index], y[index]), num_parallel_calls=4).batch(96)
+    options = tf.data.Options()
+    options.deterministic = False
+    data = data.with_options(options)
+    model = dense(scope)
+    history = model.fit(data, epochs=2, verbose=0)
+    return seen(model, history, evaluated=model.evaluate(data, verbose=0))
+
+
+@form()
+def data_that_the_script_distributes(scope):
+    model = dense(scope)
+    strategy = (
+        tf.distribute.get_strategy() if model.distribute_strategy is None else model.distribute_strategy
+    )
+    data, held = (strategy.experimental_distribute_dataset(batches(rows)) for rows in (96, 48))
+    history = model.fit(data, validation_data=held, epochs=2, verbose=0)
+    return seen(model, history, evaluated=model.evaluate(held, verbose=0))
+
+
+def unequal_parts():
+    """Two data sets, zipped, and a model that uses the mean of each."""
+    parts = [tf.data.Dataset.from_tensor_slices(one) for one in numbers()]
+    inputs = [keras.Input((4,)), keras.Input((1,))]
+    means = [layers.Lambda(lambda x: tf.reduce_mean(x, 0, keepdims=True))(one) for one in inputs]
+    model = keras.Model(inputs, layers.Dense(1)(layers.Concatenate()(means)))
+    model.compile("sgd", loss=lambda y, p: tf.reduce_mean(y) - tf.reduce_mean(p))
+    pairs = tf.data.Dataset.zip((parts[0].batch(24), parts[1].batch(12)))
+    return model, pairs.map(lambda x, y: ((x, y), y))
+
+
+@form(refused="the components of a batch have different numbers of rows")
+def components_with_other_numbers_of_rows(scope):
+    with scope():
+        model, data = unequal_parts()
+    return seen(history=model.fit(data, epochs=1, verbose=0))
+
+
+@form(refused="the components of a batch have different numbers of rows")
+def evaluated_components_with_other_numbers_of_rows(scope):
+    with scope():
+        model, data = unequal_parts()
+    return seen(evaluated=model.evaluate(data, verbose=0))
+
+
+@form(workers=3)
+def noise_that_no_seed_makes_equal(scope):
+    def noisy(x, y):
+        return {"x": x, "noise": tf.random.normal([2])}, y
+
+    with scope():
+        inputs = {"x": keras.Input((4,), name="x"), "noise": keras.Input((2,), name="noise")}
+        model = keras.Model(inputs, layers.Dense(1)(inputs["x"]))
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices(numbers()).map(noisy, num_parallel_calls=4).batch(24)
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+def in_an_order_of_its_own(rows=96):
+    order = np.random.RandomState(int.from_bytes(os.urandom(4), "big")).permutation(rows)
+    return [one[order] for one in numbers(rows)]
+
+
+@form(refused="read other rows than worker")
+def arrays_in_an_order_of_its_own(scope):
+    x, y = in_an_order_of_its_own()
+    return seen(history=dense(scope).fit(x, y, batch_size=24, epochs=2, verbose=0))
+
+
+@form(refused="read other rows than worker")
+def rows_that_the_script_shares_out(scope):
+    order = int.from_bytes(os.urandom(4), "big")  # as by the worker's number
+    x, y = numbers()
+    data = tf.data.Dataset.from_tensor_slices((np.roll(x, order % 95 + 1, 0), np.roll(y, order % 95 + 1, 0)))
+    return seen(history=dense(scope).fit(data.batch(24), epochs=2, verbose=0))
+
+
+@form(refused="read other rows than worker")
+def generator_in_an_order_of_its_own(scope):
+    def rows():
+        yield from zip(*in_an_order_of_its_own())
+
+    specs = (tf.TensorSpec([4]), tf.TensorSpec([1]))
+    data = tf.data.Dataset.from_generator(rows, output_signature=specs).batch(24)
+    return seen(history=dense(scope).fit(data, epochs=2, verbose=0))
+
+
+@form(refused="read other rows than worker")
+def plain_generator_in_an_order_of_its_own(scope):
+    x, y = in_an_order_of_its_own()
+    return seen(
+        history=dense(scope).fit(((x[i : i + 24], y[i : i + 24]) for i in range(0, 96, 24)), verbose=0)
+    )
+
+
+@form(refused="read other rows than worker")
+def epochs_that_differ_after_the_first(scope):
+    class Data(keras.utils.PyDataset):
+        order = np.arange(96)
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            rows = self.order[24 * index : 24 * index + 24]
+            return [one[rows] for one in numbers()]
+
+        def on_epoch_end(self):
+            self.order = np.random.RandomState(int.from_bytes(os.urandom(4), "big")).permutation(96)
+
+    return seen(history=dense(scope).fit(Data(), epochs=3, verbose=0))
+
+
+@form(refused="read other rows than worker")
+def evaluated_rows_in_an_order_of_its_own(scope):
+    x, y = in_an_order_of_its_own()
+    return seen(evaluated=dense(scope).evaluate(x, y, batch_size=24, verbose=0))
+
+
+@form(refused="read other rows than worker")
+def predicted_rows_in_an_order_of_its_own(scope):
+    return seen(predicted=dense(scope).predict(in_an_order_of_its_own()[0], batch_size=24, verbose=0))

@@ -105,6 +105,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_last_batch_seen": keras.callbacks.ModelCheckpoint,
     "_learning_rate": keras.optimizers.Optimizer,
     "_loss_tracker": keras.Model,
+    "_map_func": tf.data.Dataset.range(1).map(lambda one: one, num_parallel_calls=1),
     "_num_batches": keras.src.trainers.epoch_iterator.EpochIterator,
     "_num_workers": collective_all_reduce_strategy.CollectiveAllReduceExtended,
     "_options": input_lib.DistributedDatasetsFromFunction,

@@ -207,6 +207,7 @@ def build_epoch(
         warned=False,
         data_adapter=SimpleNamespace(),
         _trainjob_files=None,
+        _trainjob_rows=None,
         steps_per_execution=a_call,
     )
 

@@ -29,6 +29,8 @@ PREPARED = {
     "tensorflow.python.eager.context",
     "tensorflow.python.distribute.collective_all_reduce_strategy",
     "tensorflow.python.distribute.mirrored_strategy",
+    "tensorflow.python.ops.gen_dataset_ops",
+    "tensorflow.python.ops.gen_experimental_dataset_ops",
     "keras.src.backend.config",
     "keras.src.backend.tensorflow.trainer",
     "keras.src.saving.saving_api",

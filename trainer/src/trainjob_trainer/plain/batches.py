@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -27,13 +28,15 @@ from trainjob_trainer.data.batches import (
     shared_out,
 )
 from trainjob_trainer.data.batches import part_of as part_of_worker
+from trainjob_trainer.data.same_rows import SameRows
 from trainjob_trainer.engine.replica_share import Part, count_as_in_one_process
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import file_shards
-from trainjob_trainer.plain.calls import Shapes, Use, read_over
+from trainjob_trainer.plain.calls import UNEQUAL_ROWS, Shapes, Use, read_over
 from trainjob_trainer.plain.fit_call import FitCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
+from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.reporting.progress import announce
 
 # Rows of batched data sets: joined, and cut into parts.
@@ -105,7 +108,8 @@ def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False
     """
 
     def cut(batch: Any, number: Any) -> Any:
-        total = _count(batch)
+        with tf.control_dependencies([_check_rows(batch)] if of > 1 else []):
+            total = tf.identity(_count(batch))
         begin, end, copies = total * number // of, total * (number + 1) // of, 1
         if fills:
             begin, end, copies = part_of(total, number, of)
@@ -173,6 +177,12 @@ def _sliced(batch: Any, start: Any, end: Any) -> Any:
     return tf.nest.map_structure(of, batch)
 
 
+def _check_rows(batch: Any) -> Any:
+    """Return an operation that fails unless all components have equally many rows."""
+    counts = [_count(one) for one in tf.nest.flatten(batch) if _has_own_rows(one)]
+    return tf.debugging.Assert(tf.reduce_all(tf.equal(counts, counts[0])), [UNEQUAL_ROWS])
+
+
 def share_batches(trainer: ModuleType) -> None:
     """Replace how `TFEpochIterator` of `keras.src.backend.tensorflow.trainer` distributes a data set.
 
@@ -190,42 +200,64 @@ def share_batches(trainer: ModuleType) -> None:
         self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         self._trainjob_use = Use.of(kwargs)
-        training = self._trainjob_use is Use.FIT
         collective = is_collective(distribute_strategy)
         base_init(self, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
         self._trainjob_order = Order()
         with self._trainjob_order.applied_to(self.data_adapter):
             dataset = self.data_adapter.get_tf_dataset()
-        size = _size_of(self.data_adapter, dataset)
-        self._trainjob_files = OwnFiles.of(self, dataset, size) if collective else None
-        if training and _is_reordered(self, dataset):
-            files = self._trainjob_files
-            self._trainjob_order.follow(dataset if files is None else files.sharded)
-        call = current_process().call
-        if training and call is not None:
-            call.batch_size = size
-        if self._trainjob_files is not None:
-            self._trainjob_files.declare_length(self)
-        elif collective and not self.steps_per_epoch:
-            dataset = _counted(self.data_adapter, dataset)
-            self._num_batches = self.data_adapter.num_batches
+        self._trainjob_files = self._trainjob_rows = None
+        self._trainjob_endless = False
+        self._distributed_dataset = dataset  # as the script has shared it out, unless it is ours to do
+        if isinstance(dataset, tf.data.Dataset):
+            dataset = _prepared(self, dataset.with_options(_deterministic()))
         self._trainjob_is_open = collective and not (self.steps_per_epoch or self._num_batches)
-        is_for_writer = training and current_process().is_writer and current_process().task.num_workers > 1
-        if is_for_writer and collective and (call is None or call.reads_over):  # the library says it itself
-            _tell_once(_sentence(self, dataset))
-        self._trainjob_endless = training and collective and _may_go_on(self, dataset)
-        self._distributed_dataset = _distributed(self, dataset, size)
+        if isinstance(dataset, tf.data.Dataset):
+            self._distributed_dataset = _distributed(self, dataset)
 
     @functools.wraps(base_get)
     def _get_iterator(self: Any) -> Any:
         # With `steps_per_epoch`, Keras makes the next iterator at the end of the epoch that exhausted one.
         self._trainjob_order.begin_epoch(bool(self.steps_per_epoch and self._current_iterator is not None))
+        if self._trainjob_rows is not None:
+            call = current_process().call
+            self._trainjob_rows.begin(call.epoch if call is not None else 0)
         return base_get(self)
 
     iterator.__init__ = __init__
     iterator._get_iterator = _get_iterator
     iterator._trainjob_go_on = _go_on
+
+
+def _prepared(epoch: Any, dataset: Any) -> Any:
+    """Return the data set, with its length if that has to be counted; note who reads it, and how."""
+    training, collective = epoch._trainjob_use is Use.FIT, is_collective(epoch._distribute_strategy)
+    size = _size_of(epoch.data_adapter, dataset)
+    epoch._trainjob_files = OwnFiles.of(epoch, dataset, size) if collective else None
+    if training and _is_reordered(epoch, dataset):
+        files = epoch._trainjob_files
+        epoch._trainjob_order.follow(dataset if files is None else files.sharded)
+    process = current_process()
+    call = process.call
+    if training and call is not None:
+        call.batch_size = size
+    if epoch._trainjob_files is not None:
+        epoch._trainjob_files.declare_length(epoch)
+    elif collective and not epoch.steps_per_epoch:
+        dataset = _counted(epoch.data_adapter, dataset)
+        epoch._num_batches = epoch.data_adapter.num_batches
+    is_for_writer = training and process.is_writer and process.task.num_workers > 1
+    if is_for_writer and collective:
+        _tell_once(_sentence(epoch, dataset))
+    epoch._trainjob_endless = training and collective and _may_go_on(epoch, dataset)
+    return dataset
+
+
+def _deterministic() -> Any:
+    """Return the option by which workers, and a restarted one, read the same elements in the same order."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return options
 
 
 class Order:
@@ -368,16 +400,14 @@ def standing_after(epochs: int, steps: int, batches: int | None) -> tuple[int, i
     return divmod(epochs, -(-batches // steps)) if batches else (0, epochs)
 
 
-def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
+def _distributed(epoch: Any, dataset: Any) -> Any:
     """Distribute the data set, so that each worker reads its own part."""
     strategy = epoch._distribute_strategy
-    if isinstance(dataset, tf.distribute.DistributedDataset):
-        return dataset
     if not is_collective(strategy) or not _is_ours_to_share(dataset):
         return read_on_cpu(strategy, strategy.experimental_distribute_dataset(dataset))
     replicas = strategy.num_replicas_in_sync
     files = epoch._trainjob_files
-    whole = _by_rows(epoch, dataset, size) if files is None else None
+    whole = _by_rows(epoch, dataset) if files is None else None
 
     def own(context: Any) -> Any:
         local = replicas // context.num_input_pipelines
@@ -391,16 +421,21 @@ def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
     return shared_out(strategy, own)
 
 
-def _by_rows(epoch: Any, dataset: Any, size: int | None) -> Callable[[int, int], Any]:
+def _by_rows(epoch: Any, dataset: Any) -> Callable[[int, int], Any]:
     """Return a function that cuts the parts of `count` devices, from device `first` on, out of each batch."""
-    replicas = epoch._distribute_strategy.num_replicas_in_sync
+    replicas, size = epoch._distribute_strategy.num_replicas_in_sync, _size_of(epoch.data_adapter, dataset)
     is_enough = (_smallest_of_arrays(epoch.data_adapter, size) or 0) >= replicas
     predicts = epoch._trainjob_use is Use.PREDICT
-    whole = fill_rest(dataset, replicas) if predicts and not is_enough else dataset
+    whole = dataset.repeat() if epoch._trainjob_endless else dataset
+    task = current_process().task
+    if task.num_workers > 1 and from_environment("compare_data", os.environ, True):
+        steps = epoch.steps_per_epoch or epoch._num_batches or 0
+        epoch._trainjob_rows = SameRows(epoch._distribute_strategy, task, of_epoch=steps)
+        whole = epoch._trainjob_rows.hashed(whole)
+    if predicts and not is_enough:
+        whole = fill_rest(whole, replicas)
     weighed = not predicts and _are_weighed(epoch.data_adapter, dataset, size, replicas)
     fills = weighed and not is_enough
-    if epoch._trainjob_endless:
-        whole = whole.repeat()
     return lambda first, count: part(
         whole, first=first, count=count, of=replicas, weighed=weighed, fills=fills
     )
@@ -500,7 +535,7 @@ def _sentence(epoch: Any, dataset: Any) -> str:
     """Return the log line on what each worker reads."""
     if epoch._trainjob_files is not None:
         return str(epoch._trainjob_files.sentence)
-    if not isinstance(dataset, tf.data.Dataset) or not _is_ours_to_share(dataset):
+    if not _is_ours_to_share(dataset):
         return "training data: TensorFlow shares it among the workers, by its auto_shard_policy"
     workers = current_process().task.num_workers
     return f"training data: each of {workers} workers reads all of it and takes its rows of each batch"

@@ -11,6 +11,7 @@ The replaced functions of Keras are private; `has_expected_shape` checks them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -44,6 +45,7 @@ class Batches:
         is_seen: a callback looks at the metrics, so they must be those of all workers.
         most: how many of the batches one TensorFlow call may take.
         is_open: nobody knows where the data ends; the workers read each batch together, before its step.
+        at_end: is called once if it ends here.
     """
 
     iterator: Any
@@ -51,6 +53,7 @@ class Batches:
     is_seen: bool = False
     most: int = sys.maxsize
     is_open: bool = False
+    at_end: Callable[[], None] | None = None
 
     def __iter__(self) -> Batches:
         """Return itself: Keras reads a first batch to learn the shapes."""
@@ -67,6 +70,8 @@ class Batches:
         if self.is_open:
             read = list(itertools.islice(self.iterator, self.count))
             if not read:
+                if self.at_end:
+                    self.at_end()
                 raise StopIteration
             return [([one], 1) for one in read]
         most = min(self.most, most)
@@ -200,19 +205,39 @@ def see_tests(callbacks: Any) -> bool:
     return any(sees_batches(one, TEST_METHODS) for one in users)
 
 
-_ENDED = (
-    "the data ended within an epoch of steps_per_epoch batches, and several workers can't go on from there: "
-    "pass as many steps as there are batches for all epochs, repeat() a tf.data.Dataset, or leave "
-    "steps_per_epoch out; then the workers find its end together"
-)
+UNEQUAL_ROWS = "trainjob: unequal rows"
+"""The text of an error of TensorFlow, of which `errors_explained` makes a sentence."""
+_CAUSES = {
+    "contain an infinite number of elements": (
+        "the data ended within an epoch of steps_per_epoch batches, and several workers can't go on from "
+        "there: pass as many steps as there are batches for all epochs, repeat() a tf.data.Dataset, or leave "
+        "steps_per_epoch out; then the workers find its end together"
+    ),
+    UNEQUAL_ROWS: (
+        "the components of a batch have different numbers of rows, so it isn't known which rows belong to "
+        "one worker: batch the components together, or train with one worker. A script that shares its rows "
+        "out itself sets the data's auto_shard_policy to AutoShardPolicy.OFF"
+    ),
+}
+
+
+@contextlib.contextmanager
+def errors_explained() -> Iterator[None]:
+    """Raise InvalidConfiguration for an error of TensorFlow whose cause is the script's data."""
+    errors = importlib.import_module("tensorflow").errors
+    try:
+        yield
+    except errors.OpError as error:
+        for text, cause in _CAUSES.items():
+            if text in str(error):
+                raise InvalidConfiguration(cause) from error
+        raise
 
 
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
-        import tensorflow as tf  # noqa: PLC0415 - as below
-
-        from trainjob_trainer.engine.stepping import in_parts  # noqa: PLC0415
+        from trainjob_trainer.engine.stepping import in_parts  # noqa: PLC0415 - as below
         from trainjob_trainer.plain.traced_steps import KerasSteps, TracedSteps  # noqa: PLC0415
 
         many, jit_compile = takes_many(self), self.jit_compile
@@ -224,12 +249,7 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
         steps = TracedSteps(self, step_function) if many else keras_steps
 
         def function(iterator: Any) -> Any:
-            try:
-                return steps.take(iterator) if isinstance(iterator, Batches) else keras_steps.call(iterator)
-            except tf.errors.FailedPreconditionError as error:
-                if "contain an infinite number of elements" not in str(error):
-                    raise
-                raise InvalidConfiguration(_ENDED) from error
+            return steps.take(iterator) if isinstance(iterator, Batches) else keras_steps.call(iterator)
 
         function.steps = steps  # type: ignore[attr-defined]
         call = current_process().call
@@ -332,8 +352,7 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
             if call is not None and passed:
                 calls = _after(passed, calls, self.steps_per_execution, reads_over=call.reads_over)
             if is_ours and use is not Use.PREDICT:
-                count, is_seen = self.steps_per_execution, _is_seen(call, use)
-                calls = ((*numbers, Batches(data, count, is_seen, is_open=True)) for *numbers, data in calls)
+                calls = _open_calls(self, calls, is_seen=_is_seen(call, use))
             yield from calls
             return
         self.data_adapter.on_epoch_begin()
@@ -348,6 +367,16 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
         self.data_adapter.on_epoch_end()
 
     return _enumerate_iterator
+
+
+def _open_calls(epoch: Any, calls: Iterator[tuple[Any, ...]], *, is_seen: bool) -> Iterator[tuple[Any, ...]]:
+    """Yield Keras's calls on data whose end isn't known before it is reached."""
+    rows, count = epoch._trainjob_rows, epoch.steps_per_execution
+    at_end = functools.partial(rows.compare, is_end=True) if rows else None
+    for *numbers, data in calls:
+        yield (*numbers, Batches(data, count, is_seen, is_open=True, at_end=at_end))
+        if rows:
+            rows.take(count, is_end=epoch._steps_seen == epoch._num_batches)  # known from the first epoch
 
 
 def reads_over() -> bool:
@@ -394,6 +423,7 @@ def _executions_of(epoch: Any, steps: int, call: FitCall | None) -> Iterator[tup
     even if fewer batches are left. An epoch of `steps_per_epoch` ends with a whole call, as in Keras.
     """
     use, files, is_seen = epoch._trainjob_use, epoch._trainjob_files, _is_seen(call, epoch._trainjob_use)
+    rows = epoch._trainjob_rows
     trains = call if use is Use.FIT else None
     shapes = Shapes.EQUAL
     if trains:
@@ -403,6 +433,8 @@ def _executions_of(epoch: Any, steps: int, call: FitCall | None) -> Iterator[tup
     if trains and step:
         if trains.reads_over:
             read_over(step, epoch._current_iterator)
+            if rows:
+                rows.take(step)
         epoch._steps_seen += step
     if trains and trains.last_step is not None:
         total = min(total, step + trains.last_step - current_process().step)
@@ -426,6 +458,8 @@ def _executions_of(epoch: Any, steps: int, call: FitCall | None) -> Iterator[tup
             batches = itertools.islice(epoch._current_iterator, count)
         yield step, step + numbers - 1, batches
         step += numbers
+        if rows:
+            rows.take(count, is_end=step >= total or epoch._steps_seen == epoch._num_batches)
 
 
 def most_at_once(left: int, shapes: Shapes, *, gathers: bool) -> int:

@@ -130,8 +130,11 @@ def _reported(original: Callable[..., Any], in_smoke: Mapping[str, Any]) -> Call
         if process is not None:
             meet(process, self, original.__name__)
             from trainjob_trainer.plain.callbacks import with_scoring  # noqa: PLC0415 - as above
+            from trainjob_trainer.plain.calls import errors_explained  # noqa: PLC0415 - as above
 
             bound.arguments["callbacks"] = with_scoring(bound.arguments.get("callbacks"), process.progress)
+            with errors_explained():
+                return original(*bound.args, **bound.kwargs)
         return original(*bound.args, **bound.kwargs)
 
     return score

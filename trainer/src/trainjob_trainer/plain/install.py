@@ -13,6 +13,8 @@ PREPARATIONS = {
     "tensorflow.python.eager.context": ("process.install_hook", "strategy.build_before_first_operation"),
     "tensorflow.python.distribute.collective_all_reduce_strategy": ("strategy.prepare_strategy",),
     "tensorflow.python.distribute.mirrored_strategy": ("strategy.prepare_mirrored",),
+    "tensorflow.python.ops.gen_dataset_ops": ("process.refuse_disorder",),
+    "tensorflow.python.ops.gen_experimental_dataset_ops": ("process.refuse_disorder",),
     "keras.src.backend.config": ("fit.refuse_other_backend",),
     "keras.src.backend.tensorflow.trainer": (
         "keras_repair.repair_keras",

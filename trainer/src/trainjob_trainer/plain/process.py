@@ -185,3 +185,26 @@ def seed_tensorflow(context: Any) -> None:
 def is_seeded_by_user(context: Any) -> bool:
     """Return whether the user has chosen the seed, and with it Keras's order of examples."""
     return context.global_seed() not in (None, job_seed())
+
+
+ORDERED_BY_ARGUMENT = {
+    "parallel_map_dataset_v2",
+    "parallel_interleave_dataset_v4",
+    "parallel_batch_dataset",
+    "legacy_parallel_interleave_dataset_v2",
+}
+"""Functions of TensorFlow's operations for `map`, `interleave`, `batch` and `parallel_interleave`."""
+
+
+def refuse_disorder(operations: ModuleType) -> None:
+    """Let no argument `deterministic=False` of tf.data through: it comes before the option.
+
+    `operations` is a module of TensorFlow's generated functions, which have that argument as a text.
+    """
+    for name in ORDERED_BY_ARGUMENT & set(dir(operations)):
+        original = getattr(operations, name)
+
+        def ordered(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+            return original(*args, **{**kwargs, "deterministic": "default"})
+
+        setattr(operations, name, functools.wraps(original)(ordered))

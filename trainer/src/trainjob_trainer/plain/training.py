@@ -21,7 +21,7 @@ from trainjob_trainer.engine.steps_per_execution import Looks
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
-from trainjob_trainer.plain.calls import build_executions, reads_over
+from trainjob_trainer.plain.calls import build_executions, errors_explained, reads_over
 from trainjob_trainer.plain.fit_call import ModelRecord, PastCall, ResumePlan, SaveTimes, ScriptCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
@@ -82,7 +82,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     last = AtEnd(process, call, users)
     arguments["callbacks"] = with_ours(arguments.get("callbacks"), first, last, model)
     try:
-        with call.record.writer.patient():
+        with call.record.writer.patient(), errors_explained():
             history = fit(model, **arguments)
             _end(process, call, last)
     except BaseException:
