@@ -97,6 +97,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_distributed_dataset": Epochs,
     "_distribution_strategy": keras.optimizers.Optimizer,
     "_ema_weights_in_model": keras.callbacks.SwapEMAWeights,
+    "_filenames": tf.data.TextLineDataset([]),
     "_first_batches": keras.src.trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter,
     "_initial_epoch": keras.Model,
     "_initialized": context.Context,
@@ -112,6 +113,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_shuffle": keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter,
     "_steps_seen": keras.src.trainers.epoch_iterator.EpochIterator,
     "_stop_batch": keras.callbacks.TensorBoard,
+    "_tensors": tf.data.Dataset.from_tensors(0),
     "_trainable_variables": keras.optimizers.Optimizer,
     "_type_spec": cluster_coordinator.RemoteValueImpl,
 }

@@ -14,7 +14,7 @@ from trainjob_trainer.distribution.collective import broadcast, check_same_weigh
 from trainjob_trainer.engine.callbacks import keep_files
 from trainjob_trainer.engine.model_state import further_groups, variable_groups
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
-from trainjob_trainer.identity import Identity, digest, digest_of_arrays, find_site, key_of
+from trainjob_trainer.identity import DATA, HELDOUT, Identity, digest, digest_of_arrays, find_site, key_of
 from trainjob_trainer.plain.fit_call import (
     KEPT_CALLS,
     FitState,
@@ -115,9 +115,16 @@ def _identify(call: ScriptCall, model: Any, arguments: Mapping[str, Any]) -> Ide
             **particulars,
             **site.variables,
             "the model": digest(_config(model)),
-            "the data": digest_of_arrays(keras.tree.flatten([arguments[name] for name in _DATA])),
+            **data_of(arguments),
         },
     )
+
+
+def data_of(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the particulars of the data that a call of `fit` has, and holds out."""
+    parts = {DATA: [arguments[name] for name in _DATA], HELDOUT: arguments["validation_data"]}
+    given = {name: keras.tree.flatten(value) for name, value in parts.items() if value is not None}
+    return {name: digest_of_arrays(arrays) for name, arrays in given.items()}
 
 
 def _config(model: Any) -> Any:

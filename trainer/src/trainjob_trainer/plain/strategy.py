@@ -37,7 +37,7 @@ _COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
 def prepare_strategy(module: ModuleType) -> None:
     """Wrap the constructor in `tensorflow.python.distribute.collective_all_reduce_strategy`.
 
-    The wrapper seeds TensorFlow and explains errors. The evaluator gets a strategy of the same class for its
+    The wrapper explains errors. The evaluator gets a strategy of the same class for its
     own process alone: it must neither wait for the workers nor delay them.
     """
     strategy: Any = module.CollectiveAllReduceStrategy
@@ -65,7 +65,6 @@ def prepare_strategy(module: ModuleType) -> None:
             if process.task.is_evaluator or not needs_collectives:  # an operation has run before
                 cluster_resolver = _own_resolver(process.task)
             end_on_request(process)
-            seed_tensorflow(module.context)
             process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
             wait_for_first_worker(process.task)
             bear_pauses(has_agent=process.environment.has_agent)
@@ -98,7 +97,7 @@ def prepare_mirrored(module: ModuleType) -> None:
 
 
 def build_before_first_operation(context: ModuleType) -> None:
-    """Build the job's strategy when `tensorflow.python.eager.context` starts TensorFlow's runtime."""
+    """Seed TensorFlow and build the strategy when `tensorflow.python.eager.context` starts its runtime."""
     original = context.Context.ensure_initialized
     if hasattr(original, "__wrapped__"):
         return
@@ -106,6 +105,7 @@ def build_before_first_operation(context: ModuleType) -> None:
     @functools.wraps(original)
     def ensure_initialized(self: Any) -> None:
         if not self._initialized:
+            seed_tensorflow(context)
             strategy_of_the_job()
             watch_own_loop(current_process())
         original(self)
