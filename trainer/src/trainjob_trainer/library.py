@@ -249,6 +249,14 @@ def _check_for(task: Task, request: _Request) -> None:
             "callbacks: with parameter servers they aren't called, since no process sees each step: leave "
             "them out, and use the recipe's settings (patience, keep_best, warmup_steps)"
         )
+    for one in request.callbacks:
+        monitor = str(getattr(one, "monitor", ""))
+        if monitor.startswith(VALIDATION) and getattr(one, "save_best_only", True):
+            raise InvalidConfiguration(
+                f"callbacks: {type(one).__name__} monitors {monitor}, and callbacks see metrics of the "
+                f"training alone: let it monitor {monitor.removeprefix(VALIDATION)}, or use the settings "
+                "patience and keep_best, which go by held-out examples"
+            )
     if task.has_parameter_servers and request.recipe.on_nan == OnNan.SKIP.value:
         raise InvalidConfiguration(
             'on_nan: "skip" can\'t be had with parameter servers, since metrics that several workers add to '
