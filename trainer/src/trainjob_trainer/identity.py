@@ -141,8 +141,9 @@ def find_site(call: str, frame: FrameType | None = None) -> Site:
         calls = sum(getattr(one, "attr", getattr(one, "id", None)) == inner for one in called)
         place = f"{file.rpartition('/')[2]}:{one.f_code.co_name}"
         names.append(place if calls == 1 or (position and not calls) else f"{place}:{line}")
-        values = one.f_locals
-        for name in {*_loop_variables(source, line), *_arguments(one)} & set(values):
+        values, code = one.f_locals, one.f_code
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        for name in {*_loop_variables(source, line), *arguments} & set(values):
             if (text := _simple(values[name])) is not None:
                 variables[name] = text
     return Site(" > ".join(reversed(names)), variables)
@@ -165,11 +166,6 @@ def _loop_variables(source: Iterable[ast.AST], line: int) -> Iterator[str]:
         targets += [node.target] if isinstance(node, (ast.For, ast.AsyncFor)) else []
         targets += [node.test] if isinstance(node, ast.While) else []
         yield from (one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name))
-
-
-def _arguments(frame: FrameType) -> Sequence[str]:
-    code = frame.f_code
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _simple(value: Any) -> str | None:
@@ -212,6 +208,7 @@ def digest_of_arrays(arrays: Iterable[Any]) -> str:
             if hasattr(one, "_inputs"):
                 ahead += [*one._inputs(), *getattr(one, "_tensors", ()), getattr(one, "_filenames", None)]
             shape = list(one.shape)
+            one = np.asarray(one) if hasattr(one, "numpy") else one  # noqa: PLW2901 - a GPU would slice a tensor
             rows = np.asarray(one[:: max(1, shape[0] // _ROWS)])
             content = repr(rows.tolist()).encode() if rows.dtype.hasobject else rows.tobytes()
             facts.append([shape, str(rows.dtype), zlib.crc32(content)])

@@ -107,17 +107,13 @@ def restore(
 
 def _identify(call: ScriptCall, model: Any, arguments: Mapping[str, Any]) -> Identity:
     site = find_site("fit")
-    particulars = {name.replace("_", " "): str(value) for name, value in call.settings.items()}
-    return Identity(
-        *key_of(site, model),
-        call.record.epochs,
-        {
-            **particulars,
-            **site.variables,
-            "the model": digest(_config(model)),
-            **data_of(arguments),
-        },
-    )
+    settings = {name.replace("_", " "): str(value) for name, value in call.settings.items()}
+    try:
+        config: Any = [model.get_config(), model.get_compile_config()]
+    except Exception:  # noqa: BLE001 - whatever a model of the user's own may raise
+        config = type(model).__name__
+    particulars = {**settings, **site.variables, "the model": digest(config), **data_of(arguments)}
+    return Identity(*key_of(site, model), call.record.epochs, particulars)
 
 
 def data_of(arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -125,13 +121,6 @@ def data_of(arguments: Mapping[str, Any]) -> dict[str, str]:
     parts = {DATA: [arguments[name] for name in _DATA], HELDOUT: arguments["validation_data"]}
     given = {name: keras.tree.flatten(value) for name, value in parts.items() if value is not None}
     return {name: digest_of_arrays(arrays) for name, arrays in given.items()}
-
-
-def _config(model: Any) -> Any:
-    try:
-        return [model.get_config(), model.get_compile_config()]
-    except Exception:  # noqa: BLE001 - whatever a model of the user's own may raise
-        return type(model).__name__
 
 
 class _Decision(NamedTuple):

@@ -24,7 +24,7 @@ from trainjob_trainer.plain.process import (
     PlainProcess,
     current_process,
     end_on_request,
-    seed_tensorflow,
+    job_seed,
 )
 from trainjob_trainer.plain.writers import forget_saves
 from trainjob_trainer.reporting.progress import announce, notice
@@ -105,7 +105,8 @@ def build_before_first_operation(context: ModuleType) -> None:
     @functools.wraps(original)
     def ensure_initialized(self: Any) -> None:
         if not self._initialized:
-            seed_tensorflow(context)
+            if context.global_seed() is None:
+                context.set_global_seed(job_seed())
             strategy_of_the_job()
             watch_own_loop(current_process())
         original(self)
