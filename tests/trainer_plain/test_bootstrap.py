@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from types import ModuleType
 
@@ -231,6 +232,41 @@ def write_packages(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+
+
+SEEDING = TENSORFLOW | {
+    "tensorflow/__init__.py": "class GradientTape:\n    def gradient(self): pass",
+    "tensorflow/python/eager/context.py": """
+class Context:
+    _initialized = False
+    def ensure_initialized(self): print(seeds[-1])
+seeds = [None]
+global_seed, set_global_seed = lambda: seeds[-1], seeds.append
+""",
+}
+ROLES = {"worker": ["a:1"], "evaluator": ["b:1"]}
+SERVERS = {"chief": ["a:1"], "worker": ["c:1"], "ps": ["b:1"]}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "role", "before", "seed"),
+    [
+        (ROLES, "worker", "", "ours"),
+        (ROLES, "evaluator", "", "ours"),
+        (ROLES, "worker", "set_global_seed(5)", "5"),
+        (ROLES, "worker", "sys.modules['horovod.common.basics'] = sys", "None"),  # each draws its own batches
+        (SERVERS, "chief", "", "None"),
+    ],
+)
+def test_tensorflow_is_seeded_before_its_first_operation(
+    cluster: dict[str, list[str]], role: str, before: str, seed: str, tmp_path: Path
+) -> None:
+    write_packages(tmp_path, SEEDING)
+    config = json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})
+    env = {"TF_CONFIG": config, "TRAINJOB_NAME": "a", "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"}
+    code = "import sys; from tensorflow.python.eager.context import *\n"
+    ended = run_python(["-c", f"{code}{before}\nContext().ensure_initialized()"], env)
+    assert (ended.stdout.strip(), ended.stderr) == (str(zlib.crc32(b"a")) if seed == "ours" else seed, "")
 
 
 @pytest.mark.parametrize("job", [JOB, EVALUATOR], ids=["worker", "evaluator"])

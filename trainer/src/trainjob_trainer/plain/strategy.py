@@ -32,6 +32,7 @@ from trainjob_trainer.resume import end_if_finished
 from trainjob_trainer.task import Task
 
 _COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
+_HOROVOD = "horovod.common.basics"
 
 
 def prepare_strategy(module: ModuleType) -> None:
@@ -105,10 +106,12 @@ def build_before_first_operation(context: ModuleType) -> None:
     @functools.wraps(original)
     def ensure_initialized(self: Any) -> None:
         if not self._initialized:
-            if context.global_seed() is None:
+            process = current_process()
+            draws_alike = not process.task.has_parameter_servers and _HOROVOD not in sys.modules
+            if draws_alike and context.global_seed() is None:
                 context.set_global_seed(job_seed())
             strategy_of_the_job()
-            watch_own_loop(current_process())
+            watch_own_loop(process)
         original(self)
 
     context.Context.ensure_initialized = ensure_initialized
@@ -156,7 +159,7 @@ def strategy_of_the_job() -> Any:
 def is_one_of_several(task: Task) -> bool:
     """Return whether this process is one of several workers, which neither servers nor Horovod connect."""
     is_worker = not task.is_evaluator and not task.has_parameter_servers
-    return is_worker and task.num_workers > 1 and "horovod.common.basics" not in sys.modules
+    return is_worker and task.num_workers > 1 and _HOROVOD not in sys.modules
 
 
 def trains_together(task: Task) -> bool:
