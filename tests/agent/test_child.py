@@ -107,6 +107,7 @@ async def test_it_gets_its_variables_and_none_of_the_agents(tmp_path: Path) -> N
     assert env["TRAINJOB_PROGRESS_FILE"] == str(one.progress)
     assert env["PYTHONPATH"] == f"{BOOTSTRAP}:/user"
     assert (env["KEPT"], env["OTHER"], env["TRAINJOB_ATTEMPT"]) == ("1", "new", "3")
+    assert env["PYTHONHASHSEED"] == "0"
     one.child.start({})
     await one.ends()
     assert json.loads(one.output.splitlines()[1])["OTHER"] == "old"

@@ -369,6 +369,18 @@ def load_model_then_fit(scope):
 
 
 @form(killed=True)
+def load_model_outside_the_scope_then_fit(scope):
+    x, y = numbers()
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(5, activation="relu"), layers.Dense(1)])
+    optimizer = keras.optimizers.AdamW(0.01)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    model.compile(optimizer, "mse")
+    model.save("model.keras")
+    loaded = keras.models.load_model("model.keras")
+    return seen(loaded, loaded.fit(x, y, epochs=2, shuffle=False, verbose=0))
+
+
+@form(killed=True)
 def lora(scope):
     x, y = numbers()
     with scope():

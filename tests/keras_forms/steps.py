@@ -421,10 +421,11 @@ def metric_of_the_users(scope):
             self.count.assign_add(ops.sum(ops.cast(ops.argmax(y_pred, axis=-1) > 0, "float32")))
 
         def result(self):
-            return self.count + 0.0
+            return self.count
 
     x, y = classes()
     with scope():
         model = keras.Sequential([keras.Input((4,)), layers.Dense(3, activation="softmax")])
         model.compile("sgd", "sparse_categorical_crossentropy", metrics=[Positives()])
-    return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
+    history = model.fit(x, y, epochs=2, shuffle=False, verbose=0)
+    return seen(model, history, scores=model.evaluate(x[:50], y[:50], verbose=0))

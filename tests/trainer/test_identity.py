@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.identity import (
+    DATA,
+    HELDOUT,
     Identity,
     SavedTraining,
     Site,
@@ -20,6 +23,7 @@ from trainjob_trainer.identity import (
     digest_of_arrays,
     find_site,
     followed,
+    has_other_rows,
 )
 
 CALL = Identity("train.py:main", "ab", "Adam", 0, {"fold": "1", "data": "x"})
@@ -59,10 +63,30 @@ def test_which_training_may_belong_to_a_call(
 
 
 def test_an_evaluator_follows_the_call_with_its_loop_variables() -> None:
-    mine = replace(CALL, particulars={"fold": "2"})
-    assert followed(saved(CALL, FOLD_2), mine) == 2
-    assert followed(saved(CALL), mine) == 1, "no other"
+    mine = replace(CALL, particulars={"fold": "2", "data": "z"})
+    one, two = both = saved(CALL, FOLD_2)
+    assert followed(both, mine) == two
+    assert followed([one], mine) == one, "no other"
     assert followed(saved(STAGE_2), mine) is None
+
+
+@pytest.mark.parametrize(
+    ("evaluators", "writers", "differ"),
+    [
+        ({DATA: "a", HELDOUT: "b"}, {DATA: "a", HELDOUT: "b"}, False),
+        ({DATA: "a", HELDOUT: "b"}, {DATA: "a", HELDOUT: "c"}, True),
+        ({DATA: "none of it", HELDOUT: "b"}, {DATA: "a", HELDOUT: "b"}, False),
+        ({DATA: "a"}, {DATA: "a"}, False),  # validation_split
+        ({DATA: "b"}, {DATA: "a"}, True),
+        ({DATA: "a", HELDOUT: "b"}, {DATA: "a"}, False),  # the workers don't validate
+        ({DATA: "c", HELDOUT: "b"}, {DATA: "a"}, True),
+        ({}, {}, False),  # a loop of the script's own
+    ],
+)
+def test_an_evaluator_knows_that_it_holds_out_other_rows(
+    evaluators: dict[str, str], writers: dict[str, str], differ: bool
+) -> None:
+    assert has_other_rows(*(replace(CALL, particulars=one) for one in (evaluators, writers))) is differ
 
 
 def sites(tmp_path: Path, source: str) -> list[Site]:
@@ -140,6 +164,60 @@ def test_arrays_are_known_by_their_rows() -> None:
     assert digest_of_arrays([rows]) != digest_of_arrays([-rows])
     assert digest_of_arrays([rows]) != digest_of_arrays([rows[:99]])
     assert digest_of_arrays([iter([])]) == digest_of_arrays([iter([1])]), "only their kind is known"
+
+
+def words(*letters: str) -> Any:
+    return np.array([letter * 3 for letter in letters], dtype=object)  # other objects each time
+
+
+class Table:
+    """Stands in for a DataFrame: it has rows, and no single type."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+        self.shape = rows.shape
+
+    def __getitem__(self, part: slice) -> Any:
+        return self._rows[part]
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        (words("a", "b"), words("a", "b"), words("a", "c")),
+        (Table(words("a")), Table(words("a")), Table(words("b"))),
+        (tf.constant([1, 2]), tf.constant([1, 2]), tf.constant([1, 3])),
+        *(
+            (make([1, 2]), make([1, 2]), make([1, 3]))
+            for make in (
+                lambda rows: tf.data.Dataset.from_tensor_slices({"x": rows}).shuffle(2).batch(2).prefetch(1),
+                lambda rows: tf.data.Dataset.zip(
+                    tf.data.Dataset.range(2), tf.data.Dataset.from_tensors(rows)
+                ),
+                lambda rows: tf.data.TextLineDataset([f"{row}.csv" for row in rows]).batch(2),
+                lambda rows: tf.data.TFRecordDataset([f"{row}.tfrecord" for row in rows]).repeat(),
+            )
+        ),
+        (tf.data.Dataset.range(2), tf.data.Dataset.range(2), None),
+    ],
+)
+def test_tables_and_pipelines_are_known_by_what_they_are_made_of(one: Any, same: Any, other: Any) -> None:
+    assert digest_of_arrays([one]) == digest_of_arrays([same]) != digest_of_arrays([other])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "a text",
+        3.0,
+        np.float32(3),
+        tf.ragged.constant([[1], [2, 3]]),
+        tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])),
+        tf.sparse.from_dense([[1, 0]]),
+    ],
+)
+def test_data_of_any_kind_has_a_digest(odd: Any) -> None:
+    assert digest_of_arrays([odd]) == digest_of_arrays([odd])
 
 
 def groups() -> dict[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -153,10 +154,12 @@ def test_a_callback_ends_the_training(when: Mapping[str, int], step: int, tmp_pa
         trained(tmp_path, 5, uid="another")
 
 
-def test_what_callbacks_remember_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_callbacks_remember_survives_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def callbacks() -> list[Any]:
         stopping = keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.2, restore_best_weights=True)
-        return [stopping, keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))]
+        return [stopping, keras.callbacks.CSVLogger(str(tmp_path / "log.csv")), Seen()]
 
     whole = trained(tmp_path / "whole", 9, *callbacks())
     log = (tmp_path / "log.csv").read_text()
@@ -165,12 +168,14 @@ def test_what_callbacks_remember_survives_a_restart(tmp_path: Path, monkeypatch:
     with pytest.raises(Killed):
         trained(tmp_path / "cut", 9, *killed, killed_at=9)
     writers[-1].wait()
-    killed[-1].csv_file.close()
+    killed[1].csv_file.close()
     result = trained(tmp_path / "cut", 9, *callbacks())
 
     assert result.step == whole.step < 36
     same_weights(result.model, whole.model)
     assert (tmp_path / "log.csv").read_text() == log
+    told = capsys.readouterr().err
+    assert told.count("callbacks begin again without what they had at the checkpoint: Seen.calls. ") == 1
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras's own
@@ -281,6 +286,27 @@ def test_callbacks_are_refused_with_parameter_servers() -> None:
     request = _Request(model, dict, dict, Recipe(steps=1, global_batch=1), callbacks=(Seen(),))
     with pytest.raises(InvalidConfiguration, match="callbacks: with parameter servers they aren't called"):
         _check_for(Task("chief", 0, cluster), request)
+
+
+@pytest.mark.parametrize(
+    ("callback", "named"),
+    [
+        (keras.callbacks.EarlyStopping(), "EarlyStopping monitors val_loss, .* let it monitor loss"),
+        (keras.callbacks.ReduceLROnPlateau(), "ReduceLROnPlateau monitors val_loss"),
+        (
+            keras.callbacks.ModelCheckpoint("a.keras", monitor="val_accuracy", save_best_only=True),
+            "ModelCheckpoint monitors val_accuracy, .* let it monitor accuracy",
+        ),
+        (keras.callbacks.ModelCheckpoint("a.keras"), None),  # it saves always
+        (keras.callbacks.EarlyStopping("loss"), None),
+        (keras.callbacks.CSVLogger("a.csv"), None),
+    ],
+)
+def test_callbacks_that_wait_for_heldout_metrics_are_refused(callback: Any, named: str | None) -> None:
+    recipe = Recipe(steps=1, global_batch=1)
+    request = _Request(model, dict, dict, recipe, callbacks=(Seen(), callback))
+    with pytest.raises(InvalidConfiguration, match=named) if named else contextlib.nullcontext():
+        _check_for(Task.from_environment({}), request)
 
 
 @pytest.mark.parametrize(("verbose", "lines"), [("auto", True), (0, False)])

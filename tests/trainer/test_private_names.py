@@ -97,6 +97,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_distributed_dataset": Epochs,
     "_distribution_strategy": keras.optimizers.Optimizer,
     "_ema_weights_in_model": keras.callbacks.SwapEMAWeights,
+    "_filenames": tf.data.TextLineDataset([]),
     "_first_batches": keras.src.trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter,
     "_initial_epoch": keras.Model,
     "_initialized": context.Context,
@@ -109,12 +110,16 @@ ATTRIBUTES: dict[str, Any] = {
     "_num_batches": keras.src.trainers.epoch_iterator.EpochIterator,
     "_num_workers": collective_all_reduce_strategy.CollectiveAllReduceExtended,
     "_options": input_lib.DistributedDatasetsFromFunction,
+    "_primary": values.DistributedVariable,
     "_reshuffle_each_iteration": tf.data.Dataset.range(1).shuffle(1),
     "_shuffle": keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter,
     "_steps_seen": keras.src.trainers.epoch_iterator.EpochIterator,
     "_stop_batch": keras.callbacks.TensorBoard,
+    "_tensors": tf.data.Dataset.from_tensors(0),
     "_trainable_variables": keras.optimizers.Optimizer,
     "_type_spec": cluster_coordinator.RemoteValueImpl,
+    "_unique_id": values.DistributedVariable,
+    "_value": keras.Variable,
 }
 """Attributes of instances, by the class that assigns them, or an object that has them."""
 OF_OURS = {

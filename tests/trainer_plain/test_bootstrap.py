@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from types import ModuleType
 
@@ -87,6 +88,49 @@ def test_replicas_draw_the_same_random_numbers_unless_seeded() -> None:
     ]
     assert one == again != other
     assert len({ended.stdout.split()[1] for ended in seeded}) == 1
+
+
+GENERATORS = (
+    "default_rng()",
+    "default_rng(None)",
+    "Generator(np.random.PCG64())",
+    "Generator(np.random.MT19937())",
+    "default_rng(np.random.SeedSequence())",
+    "RandomState()",
+)
+
+
+def test_generators_of_numpy_without_a_seed_are_alike_in_all_replicas_and_differ_from_each_other() -> None:
+    drawn = ", ".join(f"np.random.{one}.permutation(1000)[0]" for one in GENERATORS)
+    code = f"import numpy as np; np.random.seed(None); print({drawn}, np.random.permutation(1000)[0])"
+    one, other = (run_python(["-c", code], {**JOB, "TRAINJOB_NAME": name}).stdout.split() for name in "ab")
+    evaluator = run_python(["-c", code], {**EVALUATOR, "TRAINJOB_NAME": "a"}).stdout.split()
+    assert (one == evaluator, len(set(one)), set(one) & set(other)) == (True, len(GENERATORS) + 1, set())
+
+
+def test_what_others_draw_does_not_change_what_numpys_generators_are_seeded_with(tmp_path: Path) -> None:
+    """Others are TensorFlow while it is imported, threads, and processes that the training process starts."""
+    write_packages(tmp_path, {"tensorflow/__init__.py": "import numpy; numpy.random.default_rng()"})
+    code = """
+import multiprocessing, sys, threading
+def draw():
+    return np.random.default_rng().integers(2**60)
+def put(numbers):
+    numbers.append(draw())
+{imports}
+print(draw())
+elsewhere = []
+thread = threading.Thread(target=put, args=[elsewhere])
+thread.start(), thread.join()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    elsewhere += [pool.apply(draw), pool.apply(draw)]
+print(draw(), *elsewhere)
+"""
+    env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"}
+    shapes = ("import tensorflow, numpy as np", "import numpy as np; import tensorflow")
+    runs = [run_python(["-c", code.format(imports=one)], env).stdout.split() for one in (*shapes, shapes[0])]
+    assert runs[0][:3] == runs[1][:3] == runs[2][:3]
+    assert len({*runs[0], *runs[1], *runs[2]}) == 3 + 3 * 2
 
 
 def test_an_error_of_ours_does_not_break_the_import(tmp_path: Path) -> None:
@@ -188,6 +232,41 @@ def write_packages(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+
+
+SEEDING = TENSORFLOW | {
+    "tensorflow/__init__.py": "class GradientTape:\n    def gradient(self): pass",
+    "tensorflow/python/eager/context.py": """
+class Context:
+    _initialized = False
+    def ensure_initialized(self): print(seeds[-1])
+seeds = [None]
+global_seed, set_global_seed = lambda: seeds[-1], seeds.append
+""",
+}
+ROLES = {"worker": ["a:1"], "evaluator": ["b:1"]}
+SERVERS = {"chief": ["a:1"], "worker": ["c:1"], "ps": ["b:1"]}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "role", "before", "seed"),
+    [
+        (ROLES, "worker", "", "ours"),
+        (ROLES, "evaluator", "", "ours"),
+        (ROLES, "worker", "set_global_seed(5)", "5"),
+        (ROLES, "worker", "sys.modules['horovod.common.basics'] = sys", "None"),  # each draws its own batches
+        (SERVERS, "chief", "", "None"),
+    ],
+)
+def test_tensorflow_is_seeded_before_its_first_operation(
+    cluster: dict[str, list[str]], role: str, before: str, seed: str, tmp_path: Path
+) -> None:
+    write_packages(tmp_path, SEEDING)
+    config = json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})
+    env = {"TF_CONFIG": config, "TRAINJOB_NAME": "a", "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"}
+    code = "import sys; from tensorflow.python.eager.context import *\n"
+    ended = run_python(["-c", f"{code}{before}\nContext().ensure_initialized()"], env)
+    assert (ended.stdout.strip(), ended.stderr) == (str(zlib.crc32(b"a")) if seed == "ours" else seed, "")
 
 
 @pytest.mark.parametrize("job", [JOB, EVALUATOR], ids=["worker", "evaluator"])

@@ -60,6 +60,15 @@ def test_an_evaluator_does_not_train_what_a_script_without_fit_trains(tmp_path: 
     assert ended["evaluator-0"].progress["state"] == "finished"
 
 
+def test_an_evaluator_says_that_it_holds_out_other_rows_and_draws_what_workers_draw(tmp_path: Path) -> None:
+    ended = run_job(SCRIPTS / "splits.py", tmp_path, workers=1, evaluator=True, env={"PYTHONHASHSEED": "0"})
+    assert [replica.code for replica in ended.values()] == [0, 0], ended
+    draws = {line for one in ended.values() for line in one.log.splitlines() if line.startswith("drew")}
+    assert len(draws) == 1, ended
+    (told,) = ended["evaluator-0"].progress["notices"]
+    assert "holds out other rows than worker 0" in told
+
+
 def test_the_example_trains_as_one_worker(tmp_path: Path) -> None:
     ended = run_job(EXAMPLE, tmp_path, workers=1, env={"EPOCHS": "1"})["worker-0"]
     assert ended.code == 0, ended.log

@@ -20,9 +20,9 @@ from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, Final
 from trainjob_trainer.data.batches import TrainingData
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.errors import CheckpointUnreadable, InvalidConfiguration
-from trainjob_trainer.identity import Identity, Trainings, followed
+from trainjob_trainer.identity import Identity, Trainings, followed, has_other_rows
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import ProgressFile, announce, as_json
+from trainjob_trainer.reporting.progress import ProgressFile, announce, as_json, notice
 from trainjob_trainer.reporting.summaries import Summaries
 
 # The checkpoints to score: each new one once, and always the final one.
@@ -35,14 +35,19 @@ def wait_for_training(trainings: Trainings, call: Identity) -> int:
     """Return the number of the training that a call of the evaluator's follows, once it has begun.
 
     It is the training of the same call; the first one where it has no name, as without a job, or if the job
-    has finished without that call.
+    has finished without that call. A notice says whether the two hold out other rows.
     """
     while True:
         found = trainings.read()
         is_first = trainings.root.final() is not None or not (found or not trainings.root.steps())
-        number = followed(found, call) or (1 if is_first else None)
-        if number is not None:
-            return number
+        training = followed(found, call)
+        if training is not None and has_other_rows(call, training.identity):
+            notice(
+                "the evaluator holds out other rows than worker 0, so it may score rows that were trained "
+                "on: split the data by a seed of your own, such as np.random.default_rng(0)"
+            )
+        if training is not None or is_first:
+            return training.number if training else 1
         time.sleep(POLL_SECONDS)
 
 

@@ -85,14 +85,28 @@ def choose(saved: Sequence[SavedTraining], call: Identity) -> SavedTraining | No
     return exact[0] if exact else alike[0] if len(alike) == 1 and not alike[0].is_taken else None
 
 
-def followed(saved: Sequence[SavedTraining], call: Identity) -> int | None:
-    """Return the number of the training that an evaluator follows, whose data and settings are others.
+def followed(saved: Sequence[SavedTraining], call: Identity) -> SavedTraining | None:
+    """Return the training that an evaluator follows, which has other settings.
 
-    Of several with the same key, the one with the same loop variables comes first.
+    Of several with the same key, it is the one with the most particulars, such as loop variables, in common.
     """
     alike = [one for one in saved if one.identity.key == call.key]
-    same = [one for one in alike if call.particulars.items() <= one.identity.particulars.items()]
-    return next((one.number for one in [*same, *alike]), None)
+    common = [len(call.particulars.items() & one.identity.particulars.items()) for one in alike]
+    return alike[common.index(max(common))] if alike else None
+
+
+DATA, HELDOUT = "the data", "the held-out data"
+"""Names of particulars."""
+
+
+def has_other_rows(evaluator: Identity, writer: Identity) -> bool:
+    """Return whether the evaluator's call is known to score other rows than those that the writer holds out.
+
+    Where one of them is given none, as with `validation_split`, their training data decides.
+    """
+    own, others = evaluator.particulars, writer.particulars
+    name = HELDOUT if HELDOUT in own and HELDOUT in others else DATA
+    return name in own and name in others and own[name] != others[name]
 
 
 # The place of a call in the script.
@@ -127,8 +141,9 @@ def find_site(call: str, frame: FrameType | None = None) -> Site:
         calls = sum(getattr(one, "attr", getattr(one, "id", None)) == inner for one in called)
         place = f"{file.rpartition('/')[2]}:{one.f_code.co_name}"
         names.append(place if calls == 1 or (position and not calls) else f"{place}:{line}")
-        values = one.f_locals
-        for name in {*_loop_variables(source, line), *_arguments(one)} & set(values):
+        values, code = one.f_locals, one.f_code
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        for name in {*_loop_variables(source, line), *arguments} & set(values):
             if (text := _simple(values[name])) is not None:
                 variables[name] = text
     return Site(" > ".join(reversed(names)), variables)
@@ -151,11 +166,6 @@ def _loop_variables(source: Iterable[ast.AST], line: int) -> Iterator[str]:
         targets += [node.target] if isinstance(node, (ast.For, ast.AsyncFor)) else []
         targets += [node.test] if isinstance(node, ast.While) else []
         yield from (one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name))
-
-
-def _arguments(frame: FrameType) -> Sequence[str]:
-    code = frame.f_code
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _simple(value: Any) -> str | None:
@@ -187,14 +197,23 @@ def digest(facts: Any) -> str:
 
 
 def digest_of_arrays(arrays: Iterable[Any]) -> str:
-    """Return a short hash of shapes, types and some rows of arrays; of other data, of their kind."""
+    """Return a short hash of shapes, types and some rows of arrays and tables; of other data, of their kind.
+
+    A tf.data pipeline has the arrays and the names of files that it begins with.
+    """
     facts: list[Any] = []
-    for one in arrays:
-        if not hasattr(one, "shape") or not hasattr(one, "dtype") or not getattr(one, "ndim", 0):
+    ahead = list(arrays)
+    for one in ahead:  # which grows
+        try:
+            if hasattr(one, "_inputs"):
+                ahead += [*one._inputs(), *getattr(one, "_tensors", ()), getattr(one, "_filenames", None)]
+            shape = list(one.shape)
+            one = np.asarray(one) if hasattr(one, "numpy") else one  # noqa: PLW2901 - a GPU would slice a tensor
+            rows = np.asarray(one[:: max(1, shape[0] // _ROWS)])
+            content = repr(rows.tolist()).encode() if rows.dtype.hasobject else rows.tobytes()
+            facts.append([shape, str(rows.dtype), zlib.crc32(content)])
+        except Exception:  # noqa: BLE001 - it may be of any class
             facts.append(type(one).__name__)
-            continue
-        rows = np.asarray(one[:: max(1, len(one) // _ROWS)])
-        facts.append([list(one.shape), str(one.dtype), zlib.crc32(rows.tobytes())])
     return digest(facts)
 
 

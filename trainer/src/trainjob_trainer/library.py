@@ -47,7 +47,7 @@ from trainjob_trainer.evaluation import (
     publish,
     wait_for_training,
 )
-from trainjob_trainer.identity import Identity, find_site
+from trainjob_trainer.identity import DATA, HELDOUT, Identity, digest_of_arrays, find_site
 from trainjob_trainer.parameter_server import CoordinatedEngine, CoordinatorLoop, serve
 from trainjob_trainer.plain.process import current_process
 from trainjob_trainer.recipe import Recipe, TrainingPlan, batch_of_a_device, build_plan, check, recipe_of
@@ -101,6 +101,7 @@ class _Request:
     test: LoadData | None = None
     callbacks: Sequence[Any] = ()
     verbose: int | str = "auto"
+    data: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -177,6 +178,7 @@ def train_and_evaluate(
         None if test is None else as_function(test, "test"),
         tuple(callbacks),
         verbose,
+        {name: digest_of_arrays(tf.nest.flatten(one)) for name, one in ((DATA, train), (HELDOUT, heldout))},
     )
     check(request.recipe)
     _check_for(replica.task, request)
@@ -188,7 +190,7 @@ def train_and_evaluate(
     strategy = build_strategy(replica.task, progress=replica.progress)
     keras.utils.set_random_seed(request.recipe.seed)
     if replica.task.is_evaluator:
-        return _evaluate(_followed(replica, request.recipe), strategy, request)
+        return _evaluate(_followed(replica, request), strategy, request)
     return _train(replica, strategy, request)
 
 
@@ -196,20 +198,20 @@ _NOT_THE_RESULT = ("epochs", "steps", "checkpoint_every", "keep", "export", "out
 """Settings on which the result doesn't depend, or which may ask for more of it."""
 
 
-def _identify(recipe: Recipe) -> Identity:
-    site = find_site("train_and_evaluate")
-    settings = {name: str(value) for name, value in vars(recipe).items() if name not in _NOT_THE_RESULT}
-    return Identity(site.name, particulars={**settings, **site.variables})
+def _identify(request: _Request) -> Identity:
+    site, settings = find_site("train_and_evaluate"), vars(request.recipe).items()
+    counting = {name: str(value) for name, value in settings if name not in _NOT_THE_RESULT}
+    return Identity(site.name, particulars={**counting, **site.variables, **request.data})
 
 
-def _placed(replica: Replica, strategy: Any, recipe: Recipe, plan: TrainingPlan) -> Replica:
+def _placed(replica: Replica, strategy: Any, request: _Request, plan: TrainingPlan) -> Replica:
     """Return the replica with the checkpoints of this call: a script of a job may make several.
 
     Without a job the folder is the script's own choice, and holds one training.
     """
     if replica.environment.generation is None:
         return replica
-    trainings, call = current_process().trainings, _identify(recipe)
+    trainings, call = current_process().trainings, _identify(request)
     trainings.root.keep = replica.store.keep
     number = 0
     if replica.task.is_writer:
@@ -233,11 +235,11 @@ def _placed(replica: Replica, strategy: Any, recipe: Recipe, plan: TrainingPlan)
     return dataclasses.replace(replica, store=trainings.store(number))
 
 
-def _followed(replica: Replica, recipe: Recipe) -> Replica:
+def _followed(replica: Replica, request: _Request) -> Replica:
     """Return the evaluator with the checkpoints of this call, once training has begun them."""
     if not replica.environment.uid:
         return replica
-    number = wait_for_training(current_process().trainings, _identify(recipe))
+    number = wait_for_training(current_process().trainings, _identify(request))
     return dataclasses.replace(replica, store=current_process().trainings.store(number))
 
 
@@ -247,6 +249,14 @@ def _check_for(task: Task, request: _Request) -> None:
             "callbacks: with parameter servers they aren't called, since no process sees each step: leave "
             "them out, and use the recipe's settings (patience, keep_best, warmup_steps)"
         )
+    for one in request.callbacks:
+        monitor = str(getattr(one, "monitor", ""))
+        if monitor.startswith(VALIDATION) and getattr(one, "save_best_only", True):
+            raise InvalidConfiguration(
+                f"callbacks: {type(one).__name__} monitors {monitor}, and callbacks see metrics of the "
+                f"training alone: let it monitor {monitor.removeprefix(VALIDATION)}, or use the settings "
+                "patience and keep_best, which go by held-out examples"
+            )
     if task.has_parameter_servers and request.recipe.on_nan == OnNan.SKIP.value:
         raise InvalidConfiguration(
             'on_nan: "skip" can\'t be had with parameter servers, since metrics that several workers add to '
@@ -272,7 +282,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     source = _open(replica, strategy, request)
     plan = request.plan(source.examples)
     check_same_plan(strategy, replica.task, plan)
-    replica = _placed(replica, strategy, request.recipe, plan)
+    replica = _placed(replica, strategy, request, plan)
     uid, reported = replica.environment.uid, replica.environment.reported_checkpoint
     if replica.environment.generation is not None:
         reported = None  # `_placed` has looked

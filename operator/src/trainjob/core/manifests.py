@@ -260,9 +260,11 @@ def build_pod(
     agent = has_agent(job.spec)
     container = trainer_container(template["spec"])
     env = _environment(job, replica, attempt, container)
-    if not agent and is_training(replica):
-        env["TRAINJOB_EPOCH"] = f"{incarnation}.{attempt}"  # an agent sets it at each start
-    if agent:
+    if not agent:  # an agent sets these at each start
+        env["PYTHONHASHSEED"] = "0"  # a set has one order in all replicas
+        if is_training(replica):
+            env["TRAINJOB_EPOCH"] = f"{incarnation}.{attempt}"
+    else:
         if job.spec.code is not None and not container.get("workingDir"):
             container["workingDir"] = CODE_FOLDER
         container["command"] = wrapped_command(container["command"], source.digest)

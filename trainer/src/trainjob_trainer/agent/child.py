@@ -297,6 +297,7 @@ class Child:
         folders = (BOOTSTRAP, self._code, self._env.get("PYTHONPATH"))
         return {
             **self._threads,
+            "PYTHONHASHSEED": self._env.get("PYTHONHASHSEED", "0"),  # a set has one order in all replicas
             "TRAINJOB_PROGRESS_FILE": str(self._progress_file),
             "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders if folder),
         }

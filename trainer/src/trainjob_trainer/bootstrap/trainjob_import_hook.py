@@ -69,8 +69,8 @@ def job_seed() -> int:
 def renew() -> None:
     """Repeat what depends on the environment, which has changed since the modules were imported."""
     os.environ["TRAINJOB_PID"] = str(os.getpid())
-    for name in _seeded:
-        sys.modules[name].seed(job_seed())
+    for one in _seeded:
+        one.seed(job_seed())
     process: Any = sys.modules.get(f"{LIBRARY}.plain.process")
     if process is not None:
         from trainjob_trainer.plain.install import prepare_loaded
@@ -79,7 +79,8 @@ def renew() -> None:
         prepare_loaded()
 
 
-_seeded: list[str] = []
+_seeded: list[Any] = []
+"""The modules in SEEDED, and what NumPy's unseeded generators take their seeds from."""
 _started_with: dict[str, str] = {}
 
 
@@ -221,24 +222,39 @@ def _report(state: str, *, instead_of: str) -> bool:
     return True
 
 
-def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {}
-    for name in _seeded:
-        module = sys.modules[name]
-        states[name] = module.getstate() if name == "random" else module.get_state()
-    return states
+def _random_states() -> list[Any]:
+    return [(getattr(one, "getstate", None) or one.get_state)() for one in _seeded]
 
 
-def _restore_random_states(states: dict[str, Any]) -> None:
+def _restore_random_states(states: list[Any]) -> None:
     """Restore the states from before the import; seed generators that were imported with it."""
-    for name in _seeded:
-        module = sys.modules[name]
-        if name not in states:
-            module.seed(job_seed())
-        elif name == "random":
-            module.setstate(states[name])
-        else:
-            module.set_state(states[name])
+    for one, state in zip(_seeded, states):
+        (getattr(one, "setstate", None) or one.set_state)(state)
+    for one in _seeded[len(states) :]:
+        one.seed(job_seed())
+
+
+def _seed_generators() -> list[Any]:
+    """Give `default_rng()`, `RandomState()` and the like seeds from one sequence, and return what makes it.
+
+    Other threads have a sequence of their own, since they draw at any time. Processes that the training
+    process starts must draw other numbers than it does, and keep NumPy's way.
+    """
+    import random
+    import threading
+
+    module, main, pid = sys.modules["numpy.random.bit_generator"], threading.main_thread(), os.getpid()
+    here, elsewhere, original = random.Random(), random.Random(), module.randbits  # noqa: S311
+
+    def randbits(count: int) -> int:
+        if os.environ.get("TRAINJOB_PID", str(pid)) != str(os.getpid()):
+            return int(original(count))
+        if threading.current_thread() is main:
+            return here.getrandbits(count)
+        return elsewhere.getrandbits(count) ^ 1  # another seed than the main thread's
+
+    module.randbits = randbits  # type: ignore[attr-defined]
+    return [here, elsewhere]
 
 
 def _no_cluster() -> dict[str, Any]:
@@ -258,8 +274,10 @@ def _prepare(module: Any) -> None:
         module._load_tf_config = _no_cluster
         return
     if module.__name__ in SEEDED:
-        module.seed(job_seed())
-        _seeded.append(module.__name__)
+        added = [module] if module.__name__ == "random" else [module, *_seed_generators()]
+        for one in added:
+            one.seed(job_seed())
+        _seeded.extend(added)
         return
     from trainjob_trainer.plain.install import prepare
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,12 +55,17 @@ _MEMORY = {
     "CSVLogger": (),
 }
 _FILE_SIZE = "file size"
+_OWN = "own values"
 _WEIGHTS = "best-weights-{}"
 
 
 def remembered(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
     """Return one entry per callback: its class and state, both empty for a class not in `_MEMORY`."""
-    return [{"kind": kind, **_values(callback, kind)} for callback in callbacks for kind in [_kind(callback)]]
+    return [
+        {"kind": kind, **_values(callback, kind), _OWN: _own_values(callback)}
+        for callback in callbacks
+        for kind in [_kind(callback)]
+    ]
 
 
 def remembered_weights(callbacks: Sequence[Any]) -> HostGroups:
@@ -71,10 +78,16 @@ def remembered_weights(callbacks: Sequence[Any]) -> HostGroups:
     }
 
 
-def put_back(callbacks: Sequence[Any], memory: Sequence[Mapping[str, Any]], groups: HostGroups) -> None:
-    """Restore the state of each callback; a callback whose class has changed keeps its initial state."""
+def put_back(callbacks: Sequence[Any], memory: Sequence[Mapping[str, Any]], groups: HostGroups) -> list[str]:
+    """Restore the state of each callback; a callback whose class has changed keeps its initial state.
+
+    Return the attributes of the user's own callbacks that had other values, such as `Average.count`.
+    """
+    lost: list[str] = []
     for position, (callback, entry) in enumerate(zip(callbacks, memory)):
-        kind = _kind(callback)
+        kind, own, before = _kind(callback), _own_values(callback), entry.get(_OWN, {})
+        if own.get("class") == before.get("class"):
+            lost += [f"{own['class']}.{name}" for name in before if own.get(name) != before[name]]
         if not kind or entry.get("kind") != kind:
             continue
         size = entry.get(_FILE_SIZE)
@@ -87,6 +100,7 @@ def put_back(callbacks: Sequence[Any], memory: Sequence[Mapping[str, Any]], grou
         weights = groups.get(_WEIGHTS.format(position))
         if weights:
             callback.best_weights = [array.value for array in weights]
+    return lost
 
 
 def keep_files(callbacks: Sequence[Any]) -> None:
@@ -101,6 +115,28 @@ def keep_files(callbacks: Sequence[Any]) -> None:
 
 def _kind(callback: Any) -> str:
     return next((kind for kind in _MEMORY if kind in keras_kinds(callback)), "")
+
+
+class _Texts(reprlib.Repr):
+    """Short texts of plain values, arrays and variables; of other objects, the class."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        value = getattr(x, "_value", x)  # a Keras variable's: reading that itself may need all workers
+        is_plain = hasattr(value, "shape") or (type(x).__module__ == "builtins" and not callable(x))
+        text = super().repr_instance(value, level) if is_plain else type(x).__name__
+        return re.sub("'[^']*:0'", "", text)  # a variable's name may count those before it
+
+
+_TEXTS = _Texts()
+_TEXTS.maxother = _TEXTS.maxlist = _TEXTS.maxdict = 200
+
+
+def _own_values(callback: Any) -> dict[str, str]:
+    """Return the attributes of a callback of the user's own class, in short; empty for Keras's classes."""
+    if keras_kinds(callback) != {"Callback"}:
+        return {}
+    values = {name: one for name, one in vars(callback).items() if name not in ("params", "_model")}
+    return {"class": type(callback).__name__, **{name: _TEXTS.repr(one) for name, one in values.items()}}
 
 
 def _values(callback: Any, kind: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from trainjob_trainer.evaluation import Scoring
 from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, PastCall, ScriptCall
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.reporting.profiler import Profiler
-from trainjob_trainer.reporting.progress import ProgressFile, add_to_history, by_loss
+from trainjob_trainer.reporting.progress import ProgressFile, add_to_history, by_loss, notice
 from trainjob_trainer.reporting.step_times import StepClock
 
 
@@ -68,7 +68,12 @@ class LastCallback(Scoring):
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras, after the user's callbacks have reset their state."""
-        put_back(self.users, self.call.remembered, self.call.resumed_groups)
+        lost = put_back(self.users, self.call.remembered, self.call.resumed_groups)
+        if lost and self.process.is_writer:
+            notice(
+                f"callbacks begin again without what they had at the checkpoint: {', '.join(lost)}. Only the "
+                "state of Keras's own is kept: write yours to a file, and read it in on_train_begin"
+            )
         if self.call.midway[1]:
             self._held = read(checkpoint_groups(self.model))
 

@@ -18,6 +18,7 @@ from trainjob_trainer.engine.model_state import variable_groups
 from trainjob_trainer.evaluation import Scoring, evaluate_checkpoints, wait_for_training
 from trainjob_trainer.identity import Identity, find_site, key_of
 from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.plain.restoring import data_of
 from trainjob_trainer.plain.strategy import end_evaluator
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import notice
@@ -38,7 +39,7 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
     if not model.built:
         model.evaluate(**{**told, "steps": 1}, verbose=0)
     site, trainings = find_site("fit"), process.trainings
-    call = Identity(*key_of(site, model), particulars=site.variables)
+    call = Identity(*key_of(site, model), particulars={**site.variables, **data_of(arguments)})
     store = trainings.store(wait_for_training(trainings, call))
     replica = Replica(process.task, process.environment, store, process.progress, StopRequest())
 

@@ -135,6 +135,7 @@ def bring_into_strategy(model: Any, variables: Sequence[Any]) -> None:
         with strategy.scope():
             for one, value in outside:
                 one._initialize(value.numpy())
+                one._value._primary._unique_id = value._unique_id  # an optimizer knows the variable by it
 
 
 def _optimizers_of(model: Any) -> list[Any]:

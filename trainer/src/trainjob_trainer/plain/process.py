@@ -176,14 +176,8 @@ def job_seed() -> int:
     return zlib.crc32(os.environ.get("TRAINJOB_NAME", "").encode())
 
 
-def seed_tensorflow(context: Any) -> None:
-    """Seed TensorFlow's operations, if the user has not; `context` is `tensorflow.python.eager.context`."""
-    if context.global_seed() is None:
-        context.set_global_seed(job_seed())
-
-
 def is_seeded_by_user(context: Any) -> bool:
-    """Return whether the user has chosen the seed, and with it Keras's order of examples."""
+    """Return whether the user has chosen TensorFlow's seed, and with it Keras's order of examples."""
     return context.global_seed() not in (None, job_seed())
 
 

@@ -14,7 +14,7 @@ from trainjob_trainer.distribution.collective import broadcast, check_same_weigh
 from trainjob_trainer.engine.callbacks import keep_files
 from trainjob_trainer.engine.model_state import further_groups, variable_groups
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
-from trainjob_trainer.identity import Identity, digest, digest_of_arrays, find_site, key_of
+from trainjob_trainer.identity import DATA, HELDOUT, Identity, digest, digest_of_arrays, find_site, key_of
 from trainjob_trainer.plain.fit_call import (
     KEPT_CALLS,
     FitState,
@@ -107,24 +107,20 @@ def restore(
 
 def _identify(call: ScriptCall, model: Any, arguments: Mapping[str, Any]) -> Identity:
     site = find_site("fit")
-    particulars = {name.replace("_", " "): str(value) for name, value in call.settings.items()}
-    return Identity(
-        *key_of(site, model),
-        call.record.epochs,
-        {
-            **particulars,
-            **site.variables,
-            "the model": digest(_config(model)),
-            "the data": digest_of_arrays(keras.tree.flatten([arguments[name] for name in _DATA])),
-        },
-    )
-
-
-def _config(model: Any) -> Any:
+    settings = {name.replace("_", " "): str(value) for name, value in call.settings.items()}
     try:
-        return [model.get_config(), model.get_compile_config()]
+        config: Any = [model.get_config(), model.get_compile_config()]
     except Exception:  # noqa: BLE001 - whatever a model of the user's own may raise
-        return type(model).__name__
+        config = type(model).__name__
+    particulars = {**settings, **site.variables, "the model": digest(config), **data_of(arguments)}
+    return Identity(*key_of(site, model), call.record.epochs, particulars)
+
+
+def data_of(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the particulars of the data that a call of `fit` has, and holds out."""
+    parts = {DATA: [arguments[name] for name in _DATA], HELDOUT: arguments["validation_data"]}
+    given = {name: keras.tree.flatten(value) for name, value in parts.items() if value is not None}
+    return {name: digest_of_arrays(arrays) for name, arrays in given.items()}
 
 
 class _Decision(NamedTuple):

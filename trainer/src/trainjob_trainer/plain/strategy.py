@@ -24,7 +24,7 @@ from trainjob_trainer.plain.process import (
     PlainProcess,
     current_process,
     end_on_request,
-    seed_tensorflow,
+    job_seed,
 )
 from trainjob_trainer.plain.writers import forget_saves
 from trainjob_trainer.reporting.progress import announce, notice
@@ -32,12 +32,13 @@ from trainjob_trainer.resume import end_if_finished
 from trainjob_trainer.task import Task
 
 _COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
+_HOROVOD = "horovod.common.basics"
 
 
 def prepare_strategy(module: ModuleType) -> None:
     """Wrap the constructor in `tensorflow.python.distribute.collective_all_reduce_strategy`.
 
-    The wrapper seeds TensorFlow and explains errors. The evaluator gets a strategy of the same class for its
+    The wrapper explains errors. The evaluator gets a strategy of the same class for its
     own process alone: it must neither wait for the workers nor delay them.
     """
     strategy: Any = module.CollectiveAllReduceStrategy
@@ -65,7 +66,6 @@ def prepare_strategy(module: ModuleType) -> None:
             if process.task.is_evaluator or not needs_collectives:  # an operation has run before
                 cluster_resolver = _own_resolver(process.task)
             end_on_request(process)
-            seed_tensorflow(module.context)
             process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
             wait_for_first_worker(process.task)
             bear_pauses(has_agent=process.environment.has_agent)
@@ -98,7 +98,7 @@ def prepare_mirrored(module: ModuleType) -> None:
 
 
 def build_before_first_operation(context: ModuleType) -> None:
-    """Build the job's strategy when `tensorflow.python.eager.context` starts TensorFlow's runtime."""
+    """Seed TensorFlow and build the strategy when `tensorflow.python.eager.context` starts its runtime."""
     original = context.Context.ensure_initialized
     if hasattr(original, "__wrapped__"):
         return
@@ -106,8 +106,12 @@ def build_before_first_operation(context: ModuleType) -> None:
     @functools.wraps(original)
     def ensure_initialized(self: Any) -> None:
         if not self._initialized:
+            process = current_process()
+            draws_alike = not process.task.has_parameter_servers and _HOROVOD not in sys.modules
+            if draws_alike and context.global_seed() is None:
+                context.set_global_seed(job_seed())
             strategy_of_the_job()
-            watch_own_loop(current_process())
+            watch_own_loop(process)
         original(self)
 
     context.Context.ensure_initialized = ensure_initialized
@@ -155,7 +159,7 @@ def strategy_of_the_job() -> Any:
 def is_one_of_several(task: Task) -> bool:
     """Return whether this process is one of several workers, which neither servers nor Horovod connect."""
     is_worker = not task.is_evaluator and not task.has_parameter_servers
-    return is_worker and task.num_workers > 1 and "horovod.common.basics" not in sys.modules
+    return is_worker and task.num_workers > 1 and _HOROVOD not in sys.modules
 
 
 def trains_together(task: Task) -> bool:
