@@ -48,6 +48,7 @@ TRAINER_SETTINGS = tuple(
         "global_batch", "epochs", "steps", "seed", "shuffle", "cache", "checkpoint_every", "keep", "export",
         "base_batch", "warmup_steps", "on_nan", "compare_weights", "monitor", "mode", "patience", "min_delta",
         "keep_best", "initial_weights", "output", "resume", "gradients", "without", "smoke", "strategy",
+        "resume_data",
     )
 )  # fmt: skip
 """The trainer's settings, as variables of the trainer container."""

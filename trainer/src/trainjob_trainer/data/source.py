@@ -6,7 +6,7 @@ import functools
 import inspect
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,21 @@ import tensorflow as tf
 from trainjob_trainer.data.batches import (
     Part,
     Place,
-    ReadOver,
+    Reshuffle,
     TrainingData,
     are_nearly_equal,
     as_written,
     check_examples,
     count,
+    pass_over,
     place_of,
     refuse_empty,
-    reorders_itself,
+    reshuffles,
     shared_out,
     shuffle_buffer,
     stream_in_turn,
     turns,
+    whole_passes,
     worker_batches,
 )
 from trainjob_trainer.errors import InvalidConfiguration
@@ -186,25 +188,54 @@ class TrainingSource:
         return self._from_step[step]
 
     def stream(self, *, step: int, global_batch: int, seed: int, shuffle: bool) -> Any:
-        """Return endless examples from a step on."""
+        """Return endless examples from a step on, which any process can read."""
         if self.takes_step:
             return self.at(step).dataset
-        place, part = self._place(step, global_batch), self._part if self.takes_part else Part()
+        position = self._position(step, global_batch)
+        has_order = self.sizes is None or any(reshuffles(data.dataset) for data in self._turns)
+        place = Place(0, 0, position) if has_order else place_of(self._lengths, position)
+        return self._from_place(place, seed, shuffle)
+
+    def stream_to_read(
+        self, *, step: int, global_batch: int, seed: int, shuffle: bool, rereads: str = "exact"
+    ) -> tuple[Any, int]:
+        """Return endless examples for this process, and how many steps of them to read to be at `step`.
+
+        Whole passes over the data aren't read where the order stays without that, or `rereads` is `epoch`.
+        """
+        if self.takes_step:
+            return self.at(step).dataset, 0
+        place, before = self._standing(self._position(step, global_batch), rereads)
+        for stages, passes in before:
+            pass_over(stages, passes)
+        steps, offset = divmod(place.offset, self._position(1, global_batch))
+        return self._from_place(replace(place, offset=offset), seed, shuffle), steps
+
+    def _from_place(self, place: Place, seed: int, shuffle: bool) -> Any:
+        part = self._part if self.takes_part else Part()
         return stream_in_turn(self._turns, place, part=part, seed=seed, shuffle=shuffle)
 
-    def read_over(self, step: int, global_batch: int) -> ReadOver | None:
-        """Return what reports the time to reach a step; None if nothing has to be skipped."""
-        if self.takes_step or step == 0:
-            return None
-        return ReadOver(step, self._place(step, global_batch).offset)
+    def _position(self, step: int, global_batch: int) -> int:
+        """Return how many examples of its stream a process has taken after some steps."""
+        return step * (global_batch // (self._part.count if self.takes_part else 1))
 
-    def _place(self, step: int, global_batch: int) -> Place:
-        """Return the place of a step: from the very beginning if earlier passes determine the order."""
-        workers = self._part.count if self.takes_part else 1
-        position = step * (global_batch // workers)
-        if self.sizes is None or any(reorders_itself(data.dataset) for data in self._turns):
-            return Place(0, 0, position)
-        return place_of([data.examples or 0 for data in self._turns], position)
+    @property
+    def _lengths(self) -> list[int]:
+        return [data.examples or 0 for data in self._turns]
+
+    def _standing(self, position: int, rereads: str) -> tuple[Place, list[tuple[list[Reshuffle], int]]]:
+        """Return the place to begin at, and what has been passed over by then, and how often."""
+        stages = [reshuffles(data.dataset) for data in self._turns]
+        anew = [[replace(one, passes=1) for one in found] for found in stages]
+        if self.sizes is None:
+            found, passes, rest = whole_passes(self._turns[0].dataset, position)
+            if rereads == "epoch" and not found and rest:
+                return Place(0, 0, 0), [(anew[0], 1)]
+            return Place(0, 0, rest), [(found, passes)]
+        if rereads == "exact" and any(one.passes is None for found in stages for one in found):
+            return Place(0, 0, position), []
+        place = place_of(self._lengths, position)
+        return place, [(found, place.cycle + (turn < place.turn)) for turn, found in enumerate(anew)]
 
     def _open(self, gather: Callable[[int], Sequence[int]]) -> None:
         own = count(self._load(**({PART: self._part} if self.takes_part else {})), "train")
@@ -393,13 +424,22 @@ def refuse_python(graph: bytes) -> None:
 
 def distributed_batches(
     replica: Replica, strategy: Any, source: TrainingSource, recipe: Recipe, step: int
-) -> Any:
-    """Return this worker's endless batches from a step on; for a chief, an iterator for each worker."""
+) -> tuple[Any, int]:
+    """Return this worker's endless batches, and how many steps of them to read to be at `step`.
+
+    For a chief, return an iterator for each worker, which stands there.
+    """
     batch = recipe.global_batch or 0  # the recipe has been checked
-    stream = source.stream(step=step, global_batch=batch, seed=recipe.seed, shuffle=recipe.shuffle)
     if replica.task.is_coordinator:
-        return worker_iterators(strategy, stream, workers=replica.task.num_workers, batch=batch)
-    teller = source.read_over(step, batch) if replica.task.is_writer else None
+        stream = source.stream(step=step, global_batch=batch, seed=recipe.seed, shuffle=recipe.shuffle)
+        return worker_iterators(strategy, stream, workers=replica.task.num_workers, batch=batch), 0
+    stream, steps = source.stream_to_read(
+        step=step,
+        global_batch=batch,
+        seed=recipe.seed,
+        shuffle=recipe.shuffle,
+        rereads=recipe.resume_data,
+    )
 
     def of_worker(context: Any) -> Any:
         share = source.share_of(Part(context.input_pipeline_id, context.num_input_pipelines))
@@ -408,7 +448,6 @@ def distributed_batches(
             workers=share.count,
             worker=share.index,
             batch=batch_of_a_device(batch, strategy.num_replicas_in_sync),
-            read_over=teller,
         )
 
-    return shared_out(strategy, of_worker)
+    return shared_out(strategy, of_worker), steps
