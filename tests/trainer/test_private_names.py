@@ -128,9 +128,9 @@ OF_OURS = {
     "_trainjob_isolated",
     "_trainjob_kept",
     "_trainjob_managed",
-    "_trainjob_read_again",
     "_trainjob_redirected",
     "_trainjob_reopen",
+    "_trainjob_rereading",
     "_trainjob_repaired",
 }
 """Marks that the package leaves on others' objects; `os._exit` and `sys._getframe`, which are documented."""

@@ -190,8 +190,9 @@ class Epoch(SimpleNamespace):
         self.warned = True
 
 
-def dropped(iterator: Any, count: int) -> int:
-    return sum(1 for _ in itertools.islice(iterator, count))
+class Rereading:
+    def read(self, iterator: Any, count: int) -> int:
+        return sum(1 for _ in itertools.islice(iterator, count))
 
 
 def build_epoch(
@@ -211,7 +212,7 @@ def build_epoch(
         warned=False,
         data_adapter=SimpleNamespace(),
         _trainjob_files=None,
-        _trainjob_read_again=dropped,
+        _trainjob_rereading=lambda _: Rereading(),
         steps_per_execution=a_call,
     )
 
@@ -305,12 +306,12 @@ def test_training_may_end_within_an_epoch(monkeypatch: pytest.MonkeyPatch) -> No
 def test_keras_own_calls_are_left_out_where_an_earlier_attempt_has_made_them() -> None:
     data = iter(range(10))
     calls = ((first, first + 1, data) for first in range(0, 10, 2))
-    assert [(first, last, [next(it), next(it)]) for first, last, it in _after(6, calls, 2, dropped)] == [
+    assert [(first, last, [next(it), next(it)]) for first, last, it in _after(6, calls, 2, Rereading())] == [
         (6, 7, [6, 7]),
         (8, 9, [8, 9]),
     ]
     calls = ((first, first + 1, iter(range(3))) for first in range(0, 6, 2))
-    assert [first for first, *_ in _after(4, calls, 2, dropped)] == [], "the data has ended before"
+    assert [first for first, *_ in _after(4, calls, 2, Rereading())] == [], "the data has ended before"
     calls = ((first, first + 1, data) for first in range(0, 6, 2))
     assert [first for first, *_ in _after(4, calls, 2, None)] == [4]
 

@@ -10,15 +10,15 @@ If workers read their own parts, each has its own stream, and takes global batch
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from trainjob_trainer.engine.steps_per_execution import steps_a_call
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.reporting.progress import ProgressFile, announce
 from trainjob_trainer.task import Task
@@ -179,7 +179,7 @@ def whole_passes(dataset: Any, taken: int) -> tuple[list[Reshuffle], int, int]:
         return [], 0, taken
     (source,) = stage._inputs()
     length, found = int(source.cardinality()), reshuffles(source)
-    if length <= 0 or runs(source, b"GeneratorDataset") or any(one.passes is None for one in found):
+    if length <= 0 or calls(source, b"GeneratorDataset") or any(one.passes is None for one in found):
         return [], 0, taken
     together = rows // math.gcd(rows, length)
     passes = taken * rows // length // together * together
@@ -191,25 +191,18 @@ def kind_of(dataset: Any) -> str:
     return type(dataset).__name__.lstrip("_")
 
 
-def functions_of(dataset: Any) -> Iterator[Any]:
-    """Yield the traced functions of a pipeline's stages."""
-    ahead = [dataset]
-    while ahead:
-        one = ahead.pop()
-        yield from (wrapped.function for wrapped in one._functions())
-        ahead.extend(one._inputs())
-
-
-def runs(dataset: Any, operation: bytes) -> bool:
-    """Return whether a function of a pipeline has an operation of this name."""
-    graphs = (one.graph.as_graph_def().SerializeToString() for one in functions_of(dataset))
-    return any(operation in graph for graph in graphs)
+def calls(dataset: Any, operation: bytes, variables: bool = False) -> bool:
+    """Return whether a function of a pipeline has an operation of this name, or variables, if they matter."""
+    graphs = [wrapped.function.graph for wrapped in dataset._functions()]
+    return any(
+        (variables and graph.variables) or operation in graph.as_graph_def().SerializeToString()
+        for graph in graphs
+    ) or any(calls(one, operation, variables) for one in dataset._inputs())
 
 
 def depends_on_script(dataset: Any) -> bool:
     """Return whether what a pipeline returns may change with what the script does: it is read in time."""
-    is_pipeline = isinstance(dataset, tf.data.Dataset)
-    return is_pipeline and (runs(dataset, b"PyFunc") or any(one.variables for one in functions_of(dataset)))
+    return isinstance(dataset, tf.data.Dataset) and calls(dataset, b"PyFunc", variables=True)
 
 
 def in_time(dataset: Any) -> Any:
@@ -222,7 +215,7 @@ def in_time(dataset: Any) -> Any:
 class Rereading:
     """Reads again what was trained before a restart, and reports how far it is, and how long it takes.
 
-    `total` are the batches of all that has to be read. `advice` says what saves it.
+    `total` are the batches of all that has to be read. `advice` ends the line.
     """
 
     def __init__(
@@ -237,52 +230,23 @@ class Rereading:
         self._progress, self._advice, self._tell, self._clock = progress, advice, tell, clock
         self._began = clock()
 
-    def read(self, iterator: Any, count: int, *, in_python: bool = False) -> int:
-        """Read and drop up to `count` batches, and return how many there were; `in_python`: one at a time."""
-        before, done, chunk = self._progress.last.state, 0, 1
-        several = _reading_several()
-        while done < count:
-            began, chunk = self._clock(), min(chunk, count - done)
-            try:
-                if in_python:
-                    next(iterator)
-                else:
-                    several(iterator, tf.constant(chunk))
-            except (StopIteration, tf.errors.OutOfRangeError):
-                break
-            done += chunk
-            self._report(chunk)
-            if not in_python:
-                chunk = steps_a_call((self._clock() - began) / chunk)
+    def read(self, iterator: Any, count: int) -> int:
+        """Read and drop up to `count` batches; return how many there were."""
+        before, found = self._progress.last.state, 0
+        for _ in itertools.islice(iterator, count):
+            found += 1
+            self._done += 1
+            self._progress.update(state="rereading", reread_batches=self._done)
+            seconds = self._clock() - self._began
+            if not self._is_told and seconds > _SECONDS_WORTH_TELLING:
+                self._is_told = True
+                left = seconds / self._done * max(self._total - self._done, 0)
+                self._tell(
+                    f"reading the {self._total:,} batches again that were trained before the restart: "
+                    f"{self._done:,} took {seconds:.1f} s, the others take about {left:.0f} s{self._advice}"
+                )
         self._progress.update(state=before, reread_batches=None)
-        return done
-
-    def _report(self, batches: int) -> None:
-        self._done += batches
-        self._progress.update(state="rereading", reread_batches=self._done)
-        seconds = self._clock() - self._began
-        if self._is_told or seconds < _SECONDS_WORTH_TELLING:
-            return
-        self._is_told = True
-        left = seconds / self._done * max(self._total - self._done, 0)
-        self._tell(
-            f"reading the {self._total:,} batches again that were trained before the restart: {self._done:,} "
-            f"took {seconds:.1f} s, the others will take about {left:.0f} s; {self._advice}"
-        )
-
-
-def _reading_several() -> Callable[[Any, Any], None]:
-    """Return a function that reads and drops batches: without Python in the loop, only reading takes time."""
-
-    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator,unused-ignore]
-    def read(iterator: Any, count: Any) -> None:
-        def one(done: Any) -> Any:
-            next(iterator)
-            return done + 1
-
-        tf.while_loop(lambda done: done < count, one, [tf.constant(0)])
-
-    return read  # type: ignore[no-any-return]
+        return found
 
 
 # The order in which a worker reads the parts of the training data.

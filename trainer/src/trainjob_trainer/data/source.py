@@ -187,54 +187,38 @@ class TrainingSource:
             self._from_step[step] = self._open_step(step)
         return self._from_step[step]
 
-    def stream(self, *, step: int, global_batch: int, seed: int, shuffle: bool) -> Any:
-        """Return endless examples from a step on, which any process can read."""
-        if self.takes_step:
-            return self.at(step).dataset
-        position = self._position(step, global_batch)
-        has_order = self.sizes is None or any(reshuffles(data.dataset) for data in self._turns)
-        place = Place(0, 0, position) if has_order else place_of(self._lengths, position)
-        return self._from_place(place, seed, shuffle)
-
-    def stream_to_read(
-        self, *, step: int, global_batch: int, seed: int, shuffle: bool, rereads: str = "exact"
+    def stream(
+        self, *, step: int, global_batch: int, seed: int, shuffle: bool, rereads: str = ""
     ) -> tuple[Any, int]:
-        """Return endless examples for this process, and how many steps of them to read to be at `step`.
+        """Return endless examples, and how many steps of them this process has to read to be at `step`.
 
-        Whole passes over the data aren't read where the order stays without that, or `rereads` is `epoch`.
+        With `rereads`, `exact` or `epoch`, whole passes over the data aren't read where the order stays
+        without that, or by choice. Without it any process can read the stream, which begins at the step.
         """
         if self.takes_step:
             return self.at(step).dataset, 0
-        place, before = self._standing(self._position(step, global_batch), rereads)
+        a_step = global_batch // (self._part.count if self.takes_part else 1)
+        place, before = self._standing(step * a_step, rereads)
         for stages, passes in before:
             pass_over(stages, passes)
-        steps, offset = divmod(place.offset, self._position(1, global_batch))
-        return self._from_place(replace(place, offset=offset), seed, shuffle), steps
-
-    def _from_place(self, place: Place, seed: int, shuffle: bool) -> Any:
+        steps, offset = divmod(place.offset, a_step) if rereads else (0, place.offset)
         part = self._part if self.takes_part else Part()
-        return stream_in_turn(self._turns, place, part=part, seed=seed, shuffle=shuffle)
-
-    def _position(self, step: int, global_batch: int) -> int:
-        """Return how many examples of its stream a process has taken after some steps."""
-        return step * (global_batch // (self._part.count if self.takes_part else 1))
-
-    @property
-    def _lengths(self) -> list[int]:
-        return [data.examples or 0 for data in self._turns]
+        place = replace(place, offset=offset)
+        return stream_in_turn(self._turns, place, part=part, seed=seed, shuffle=shuffle), steps
 
     def _standing(self, position: int, rereads: str) -> tuple[Place, list[tuple[list[Reshuffle], int]]]:
         """Return the place to begin at, and what has been passed over by then, and how often."""
         stages = [reshuffles(data.dataset) for data in self._turns]
         anew = [[replace(one, passes=1) for one in found] for found in stages]
-        if self.sizes is None:
+        is_known = all(one.passes for found in stages for one in found) and (rereads or not any(stages))
+        if self.sizes is None and rereads:
             found, passes, rest = whole_passes(self._turns[0].dataset, position)
             if rereads == "epoch" and not found and rest:
                 return Place(0, 0, 0), [(anew[0], 1)]
             return Place(0, 0, rest), [(found, passes)]
-        if rereads == "exact" and any(one.passes is None for found in stages for one in found):
+        if self.sizes is None or not (is_known or rereads == "epoch"):
             return Place(0, 0, position), []
-        place = place_of(self._lengths, position)
+        place = place_of([data.examples or 0 for data in self._turns], position)
         return place, [(found, place.cycle + (turn < place.turn)) for turn, found in enumerate(anew)]
 
     def _open(self, gather: Callable[[int], Sequence[int]]) -> None:
@@ -430,16 +414,16 @@ def distributed_batches(
     For a chief, return an iterator for each worker, which stands there.
     """
     batch = recipe.global_batch or 0  # the recipe has been checked
-    if replica.task.is_coordinator:
-        stream = source.stream(step=step, global_batch=batch, seed=recipe.seed, shuffle=recipe.shuffle)
-        return worker_iterators(strategy, stream, workers=replica.task.num_workers, batch=batch), 0
-    stream, steps = source.stream_to_read(
+    is_chief = replica.task.is_coordinator
+    stream, steps = source.stream(
         step=step,
         global_batch=batch,
         seed=recipe.seed,
         shuffle=recipe.shuffle,
-        rereads=recipe.resume_data,
+        rereads="" if is_chief else recipe.resume_data,
     )
+    if is_chief:
+        return worker_iterators(strategy, stream, workers=replica.task.num_workers, batch=batch), 0
 
     def of_worker(context: Any) -> Any:
         share = source.share_of(Part(context.input_pipeline_id, context.num_input_pipelines))

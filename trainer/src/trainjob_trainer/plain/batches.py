@@ -251,8 +251,8 @@ def share_batches(trainer: ModuleType) -> None:
 
     iterator.__init__ = __init__
     iterator._get_iterator = _get_iterator
-    iterator._trainjob_go_on, iterator._trainjob_read_again = _go_on, _read_again
-    iterator._trainjob_reopen = _reopen
+    iterator._trainjob_go_on, iterator._trainjob_reopen = _go_on, _reopen
+    iterator._trainjob_rereading = staticmethod(_rereading)
 
 
 class Order:
@@ -355,8 +355,8 @@ def _reopen(epoch: Any) -> None:
 
 
 _SAYS_EPOCH = (
-    "TRAIN_RESUME_DATA=epoch reads those of the epoch under way alone; its rows are others then than without "
-    "the restart"
+    "; TRAIN_RESUME_DATA=epoch reads those of the epoch under way alone, whose rows are others then than "
+    "without the restart"
 )
 
 
@@ -439,11 +439,6 @@ def _go_on(epoch: Any, call: FitCall) -> None:
     iterator = iter(epoch._get_iterator())
     _rereading(rest, _SAYS_EPOCH if rest > epoch.steps_per_epoch else "").read(iterator, rest)
     epoch._current_iterator, epoch._steps_seen = iterator, taken - call.batches_before
-
-
-def _read_again(epoch: Any, iterator: Any, count: int) -> int:
-    """Read what an earlier attempt took of the epoch under way; return how many batches there were."""
-    return _rereading(count).read(iterator, count, in_python=epoch._trainjob_is_open)
 
 
 def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:

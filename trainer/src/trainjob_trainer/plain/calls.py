@@ -332,8 +332,8 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
             calls = original(self)
             passed = call.batches_before if call is not None and use is Use.FIT else 0
             if call is not None and passed:
-                read = self._trainjob_read_again if not self.steps_per_epoch else None
-                calls = _after(passed, calls, self.steps_per_execution, read)
+                rereading = None if self.steps_per_epoch else self._trainjob_rereading(passed)
+                calls = _after(passed, calls, self.steps_per_execution, rereading)
             if is_ours and use is not Use.PREDICT:
                 count, is_seen = self.steps_per_execution, _is_seen(call, use)
                 calls = ((*numbers, Batches(data, count, is_seen, is_open=True)) for *numbers, data in calls)
@@ -361,20 +361,17 @@ def reads_over() -> bool:
 
 
 def _after(
-    passed: int,
-    calls: Iterator[tuple[Any, ...]],
-    batches: int,
-    read: Callable[[Any, int], int] | None,
+    passed: int, calls: Iterator[tuple[Any, ...]], batches: int, rereading: Any
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield Keras's calls of `batches` batches each, after `passed` batches, which `read` drops if given."""
+    """Yield Keras's calls of `batches` batches each, after `passed` batches, which are read if need be."""
     done = passed // batches * batches
     for one in calls:
         if one[0] + batches > passed:
             yield one
-        elif read is not None:
-            if read(one[-1], done) < done:
+        elif rereading is not None:
+            if rereading.read(one[-1], done) < done:
                 return  # data of unknown length, whose last call got fewer batches
-            read = None
+            rereading = None
 
 
 def _is_seen(call: FitCall | None, use: Use) -> bool:
@@ -397,7 +394,7 @@ def _executions_of(epoch: Any, steps: int, call: FitCall | None) -> Iterator[tup
     step, total = trains.batches_before if trains else 0, -(-steps // whole) * whole
     if trains and step:
         if not epoch.steps_per_epoch:
-            epoch._trainjob_read_again(epoch._current_iterator, step)
+            epoch._trainjob_rereading(step).read(epoch._current_iterator, step)
         epoch._steps_seen += step
     if trains and trains.last_step is not None:
         total = min(total, step + trains.last_step - current_process().step)

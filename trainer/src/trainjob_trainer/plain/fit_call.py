@@ -307,17 +307,6 @@ class FitCall:
         epoch, batches = self.midway
         return batches if epoch == self.epoch else 0
 
-    def standing(self, batches: int) -> tuple[int, int]:
-        """Return the iterators that are done with, and the batches taken of one in use.
-
-        `batches` are those done of an epoch, 0 between two; an iterator may serve several epochs.
-        """
-        data = self.data
-        if data is None:
-            return 0, 0
-        in_use = data._current_iterator is not None if data.steps_per_epoch else batches > 0
-        return self.iterators - in_use, data._steps_seen if in_use else self.taken
-
 
 @dataclass(kw_only=True)
 class ScriptCall(FitCall):
@@ -344,6 +333,15 @@ class ScriptCall(FitCall):
 
     def as_past(self, batches: int = 0, **facts: Any) -> PastCall:
         """Return what is kept of it, with further facts; `batches` are those done of an epoch."""
-        iterators, taken = self.standing(batches)
-        facts |= {"iterators": iterators, "taken": taken, "validations": self.validations}
-        return PastCall(tuple(self.epochs_run), dict(self.history), identity=self.identity, **facts)
+        data, in_use = self.data, batches > 0
+        if data is not None and data.steps_per_epoch:  # an iterator serves several epochs
+            in_use = data._current_iterator is not None
+        return PastCall(
+            tuple(self.epochs_run),
+            dict(self.history),
+            identity=self.identity,
+            iterators=self.iterators - in_use,
+            taken=data._steps_seen if in_use else self.taken,
+            validations=self.validations,
+            **facts,
+        )
