@@ -29,6 +29,7 @@ def test_without_a_change_for_so_long_it_has_stalled(now: float, limit: float | 
     [
         {"step": 6},
         {"evaluatedBatches": 32},
+        {"rereadBatches": 32},
         {"epoch": 2},
         {"checkpointStep": 5},
         {"evaluation": {"step": 5, "metrics": {}, "final": False}},
@@ -60,6 +61,7 @@ def test_the_first_step_of_its_own_may_take_longer(limit: float) -> None:
     [
         ("starting", LONG_WORK_SECONDS),
         ("preparing", LONG_WORK_SECONDS),
+        ("rereading", LONG_WORK_SECONDS),
         ("evaluating", LONG_WORK_SECONDS),
         ("saving", LONG_WORK_SECONDS),
         ("finished", LEAVING_SECONDS),

@@ -36,6 +36,7 @@ KEYS = [
     "resumedFrom",
     "globalBatch",
     "evaluatedBatches",
+    "rereadBatches",
     "waitingForStorage",
     "error",
     "time",

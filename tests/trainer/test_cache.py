@@ -30,7 +30,7 @@ class Counted:
 
 
 def taken(load: Counted, cache: Cache | None, step: int, count: int) -> list[int]:
-    stream = TrainingSource(load, cache=cache).stream(step=step, global_batch=1, seed=1, shuffle=True)
+    stream = TrainingSource(load, cache=cache).stream(step=step, global_batch=1, seed=1, shuffle=True)[0]
     return [int(value) for value in stream.take(count)]
 
 

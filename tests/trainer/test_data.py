@@ -27,7 +27,7 @@ def first(stream: Any, count: int) -> list[int]:
 def endless(
     load: Callable[[], Any] = numbers, *, seed: int = 1, position: int = 0, shuffle: bool = True
 ) -> Any:
-    return TrainingSource(load).stream(step=position, global_batch=1, seed=seed, shuffle=shuffle)
+    return TrainingSource(load).stream(step=position, global_batch=1, seed=seed, shuffle=shuffle)[0]
 
 
 def batches(

@@ -91,7 +91,7 @@ def test_a_server_waits_for_a_chief_that_has_not_finished() -> None:
 
 def stream(count: int, position: int = 0) -> Any:
     source = TrainingSource(lambda: tf.data.Dataset.range(count))
-    return source.stream(step=position, global_batch=1, seed=1, shuffle=False)
+    return source.stream(step=position, global_batch=1, seed=1, shuffle=False)[0]
 
 
 def test_each_worker_reads_its_own_share() -> None:
@@ -104,7 +104,7 @@ def test_each_worker_reads_its_own_share() -> None:
 
 def test_a_worker_keeps_examples_in_memory() -> None:
     source = TrainingSource(lambda: tf.data.Dataset.range(4), cache=Cache())
-    share = build_share(source.stream(step=0, global_batch=1, seed=1, shuffle=False), workers=2, batch=2)
+    share = build_share(source.stream(step=0, global_batch=1, seed=1, shuffle=False)[0], workers=2, batch=2)
     batches = share(tf.constant(1, tf.int64)).take(3)
     assert [batch.numpy().tolist() for _, batch in batches] == [[1, 3]] * 3
 

@@ -68,6 +68,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
         collective_all_reduce_strategy.CollectiveAllReduceExtended,
         "(self)",
     ),
+    "_functions": (tf.data.Dataset, "(self)"),
     "_inputs": (tf.data.Dataset, "(self)"),
     "_interrupted_warning": (Epochs, "(self)"),
     "_load_model": (Backup, "(self)"),
@@ -89,8 +90,11 @@ ATTRIBUTES: dict[str, Any] = {
     "_call_has_training_arg": keras.Layer,
     "_cluster": cluster_coordinator.ClusterCoordinator,
     "_component_specs": values.PerReplicaSpec,
+    "_batch_size": tf.data.Dataset.range(1).batch(1),
+    "_count": tf.data.Dataset.range(1).repeat(1),
     "_current_iterator": Epochs,
     "_dataset": keras.src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter,
+    "_drop_remainder": tf.data.Dataset.range(1).batch(1),
     "_device_iterators": multi_device_iterator_ops.OwnedMultiDeviceIterator,
     "_direction": keras.metrics.MeanSquaredError,
     "_distribute_strategy": Trainer,
@@ -131,6 +135,8 @@ OF_OURS = {
     "_trainjob_kept",
     "_trainjob_managed",
     "_trainjob_redirected",
+    "_trainjob_reopen",
+    "_trainjob_rereading",
     "_trainjob_repaired",
 }
 """Marks that the package leaves on others' objects; `os._exit` and `sys._getframe`, which are documented."""

@@ -33,7 +33,7 @@ def taken(sizes: tuple[int, ...], worker: int, count: int, step: int = 0, **how:
     stream = source(sizes, worker).stream(
         step=step, global_batch=BATCH, **{"seed": 1, "shuffle": True, **how}
     )
-    return [int(value) for value in stream.take(count)]
+    return [int(value) for value in stream[0].take(count)]
 
 
 def test_a_worker_reads_its_own_part_alone_where_parts_are_equal() -> None:
@@ -72,7 +72,7 @@ def test_a_part_that_shuffles_itself_goes_on_too() -> None:
 
     def values(step: int, count: int) -> list[int]:
         one = TrainingSource(train, Part(1, 3), lambda _: UNEQUAL)
-        stream = one.stream(step=step, global_batch=BATCH, seed=1, shuffle=False)
+        stream = one.stream(step=step, global_batch=BATCH, seed=1, shuffle=False)[0]
         return [int(value) for value in stream.take(count)]
 
     assert values(11, 20) == values(0, 42)[22:]
@@ -83,7 +83,7 @@ def test_an_epoch_is_all_parts_and_batches_are_full() -> None:
     assert one.examples == 18
 
     share = one.share_of(Part(2, 3))
-    stream = one.stream(step=0, global_batch=BATCH, seed=1, shuffle=False)
+    stream = one.stream(step=0, global_batch=BATCH, seed=1, shuffle=False)[0]
     batches = worker_batches(stream, workers=share.count, worker=share.index, batch=2)
     assert [batch.numpy().tolist() for batch in batches.take(4)] == [
         [200, 201],
@@ -111,7 +111,7 @@ def test_a_function_of_step_and_part_is_called_with_both() -> None:
     one = TrainingSource(train, Part(1, 2))
     assert one.examples is None
     assert one.share_of(Part(1, 2)) == Part()
-    stream = one.stream(step=7, global_batch=4, seed=1, shuffle=True)
+    stream = one.stream(step=7, global_batch=4, seed=1, shuffle=True)[0]
     assert [int(value) for value in stream.take(2)] == [1007, 1008]
 
 
@@ -121,7 +121,7 @@ def test_endless_parts_are_taken_as_they_come() -> None:
 
     one = TrainingSource(train, Part(1, 2), lambda _: [-1, -1])
     assert one.examples is None
-    stream = one.stream(step=1, global_batch=BATCH, seed=1, shuffle=True)
+    stream = one.stream(step=1, global_batch=BATCH, seed=1, shuffle=True)[0]
     assert [int(value) for value in stream.take(4)] == [103, 104, 105, 100]
 
 

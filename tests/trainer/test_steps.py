@@ -42,7 +42,7 @@ def built(build: Callable[[], Any] = regression) -> tuple[Any, Steps]:
 
 
 def batches(position: int = 0) -> Any:
-    stream = TrainingSource(examples).stream(step=position, global_batch=1, seed=1, shuffle=True)
+    stream = TrainingSource(examples).stream(step=position, global_batch=1, seed=1, shuffle=True)[0]
     return iter(worker_batches(stream, workers=1, worker=0, batch=BATCH))
 
 

@@ -190,6 +190,11 @@ class Epoch(SimpleNamespace):
         self.warned = True
 
 
+class Rereading:
+    def read(self, iterator: Any, count: int) -> int:
+        return sum(1 for _ in itertools.islice(iterator, count))
+
+
 def build_epoch(
     use: Use = Use.FIT,
     *,
@@ -208,6 +213,7 @@ def build_epoch(
         data_adapter=SimpleNamespace(),
         _trainjob_files=None,
         _trainjob_rows=None,
+        _trainjob_rereading=lambda _: Rereading(),
         steps_per_execution=a_call,
     )
 
@@ -231,7 +237,6 @@ def build_call(wanted: int | None = None, **more: Any) -> Any:
         "any_step": False,
         "sees_tests": False,
         "batches_before": 0,
-        "reads_over": True,
         "every": None,
         "last_step": None,
         "seen": SimpleNamespace(batches=wanted is None),
@@ -295,19 +300,21 @@ def test_an_epoch_that_an_earlier_attempt_has_begun_goes_on_behind_its_batches()
 
 def test_training_may_end_within_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob_trainer.plain.calls.current_process", lambda: SimpleNamespace(step=103))
-    call = build_call(4, batches_before=3, reads_over=False, last_step=109)
-    assert numbers(build_epoch(), 10, call) == [(3, 6, 4), (7, 8, 2)]
+    call = build_call(4, batches_before=3, last_step=109)
+    assert numbers(build_epoch(of_an_epoch=10), 10, call) == [(3, 6, 4), (7, 8, 2)]
 
 
 def test_keras_own_calls_are_left_out_where_an_earlier_attempt_has_made_them() -> None:
     data = iter(range(10))
     calls = ((first, first + 1, data) for first in range(0, 10, 2))
-    assert [(first, last, [next(it), next(it)]) for first, last, it in _after(6, calls, 2)] == [
+    assert [(first, last, [next(it), next(it)]) for first, last, it in _after(6, calls, 2, Rereading())] == [
         (6, 7, [6, 7]),
         (8, 9, [8, 9]),
     ]
+    calls = ((first, first + 1, iter(range(3))) for first in range(0, 6, 2))
+    assert [first for first, *_ in _after(4, calls, 2, Rereading())] == [], "the data has ended before"
     calls = ((first, first + 1, data) for first in range(0, 6, 2))
-    assert [first for first, *_ in _after(4, calls, 2, reads_over=False)] == [4]
+    assert [first for first, *_ in _after(4, calls, 2, None)] == [4]
 
 
 def test_calls_end_where_a_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from tensorflow.python.autograph.pyct.transpiler import PyToPy
 from trainjob_trainer.data.batches import Part as OwnPart
 from trainjob_trainer.data.batches import (
     Place,
-    ReadOver,
     count,
     stream_in_turn,
     worker_batches,
@@ -161,23 +160,6 @@ def test_autograph_rewrites_no_function_of_ours(monkeypatch: pytest.MonkeyPatch)
         assert list(parts)
     examples = count(data, "train")
     stream = stream_in_turn([examples, examples], Place(0, 1, 3), part=OwnPart(0, 1), seed=2, shuffle=True)
-    read_over = ReadOver(1, 3, tell=rewritten.append, clock=lambda: 0.0)
-    taken = worker_batches(stream, workers=1, worker=0, batch=4, read_over=read_over).take(3)
+    taken = worker_batches(stream, workers=1, worker=0, batch=4).take(3)
     assert len(list(taken)) == 3
     assert not rewritten
-
-
-def keras_stands_after(epochs: int, steps: int, batches: int | None) -> tuple[int, int]:
-    """By the loop of `EpochIterator`, where one batch is taken at a time."""
-    renewals = served = seen = 0
-    for _ in range(epochs):
-        served += 1
-        seen += steps if batches is None else min(steps, batches - seen)
-        if batches is not None and seen >= batches:
-            renewals, served, seen = renewals + 1, 0, 0
-    return renewals, served
-
-
-@given(st.integers(0, 40), st.integers(1, 9), st.none() | st.integers(1, 30))
-def test_data_of_many_epochs_stands_where_keras_left_it(epochs: int, steps: int, batches: int | None) -> None:
-    assert rows.standing_after(epochs, steps, batches) == keras_stands_after(epochs, steps, batches)

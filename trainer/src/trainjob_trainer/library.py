@@ -313,7 +313,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         policy = source.policy(task.num_workers, shuffle=recipe.shuffle, cache=recipe.cache)
         announce(policy.sentence(plan))
     export = _export(replica, request, spec) if request.recipe.export else None
-    batches = distributed_batches(replica, strategy, source, request.recipe, start.step)
+    batches, to_read = distributed_batches(replica, strategy, source, request.recipe, start.step)
     training = Training(
         replica,
         strategy,
@@ -334,7 +334,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         engine = CoordinatedEngine(strategy, model, workers, watched=watched)
         ending = CoordinatorLoop(training, engine).run(batches, start.step, saved)
     else:
-        ending = training.run(batches, start.step, saved)
+        ending = training.run(batches, start.step, saved, to_read)
     if not replica.task.is_distributed:
         _evaluate(as_evaluator(replica), strategy, request)
     return Result(model, ending.step, ending.metrics, ending.model_step)

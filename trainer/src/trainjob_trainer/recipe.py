@@ -106,6 +106,13 @@ class Recipe:
     resume: bool = _setting(
         "go on with the training that the output holds; else take a new folder beside it", bool, True
     )
+    resume_data: str = _setting(
+        "after a restart read again all that the order of the data needs (exact), or at most the epoch under "
+        "way (epoch): then its rows are others than without the restart",
+        str,
+        "exact",
+        among=("exact", "epoch"),
+    )
 
     @classmethod
     def from_command_line(
@@ -213,6 +220,9 @@ def _parse(variable: str, text: str) -> Any:
         if text.lower() in _TRUE + _FALSE:
             return text.lower() in _TRUE
         raise InvalidConfiguration(f"{variable}: must be true or false, got {text!r}")
+    among = field.metadata["among"]
+    if among and text not in among:
+        raise InvalidConfiguration(f"{variable}: must be one of {', '.join(map(repr, among))}, got {text!r}")
     try:
         return kind(text)
     except ValueError:

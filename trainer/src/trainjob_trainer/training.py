@@ -65,15 +65,16 @@ class Training:
     users: Sequence[Any] = ()
     shows_bar: bool = False
 
-    def run(self, batches: Any, start_step: int, saved: HostGroups) -> Ending:
+    def run(self, batches: Any, start_step: int, saved: HostGroups, to_read: int = 0) -> Ending:
         """Train, save, report.
 
-        `batches` are endless, distributed, and begin at `start_step`; `saved` holds all groups of that
-        step's checkpoint, none for step 0. Raises NotFinite if a value that is not finite ends the training,
-        and the errors of `CheckpointManager.between_steps`.
+        `batches` are endless, distributed, and begin `to_read` steps before `start_step`; `saved` holds all
+        groups of that step's checkpoint, none for step 0. Raises NotFinite if a value that is not finite ends
+        the training, and the errors of `CheckpointManager.between_steps`.
         """
         is_writer = self.replica.task.is_writer
         call = self._begin_call(start_step, saved)
+        call.taken = to_read
         process = PlainProcess(
             self.replica.task, self.replica.environment, self.replica.progress, step=start_step, call=call
         )
@@ -124,7 +125,6 @@ class Training:
             last_step=self.plan.total_steps,
             epoch=epoch,
             midway=(epoch, batches),
-            reads_over=False,
             any_step=True,
             seen=seen,
             executions=None if seen.batches else StepsPerExecution(self.agree),

@@ -47,8 +47,8 @@ TRAINER_SETTINGS = tuple(
     for name in (
         "global_batch", "epochs", "steps", "seed", "shuffle", "cache", "checkpoint_every", "keep", "export",
         "base_batch", "warmup_steps", "on_nan", "compare_weights", "compare_data", "monitor", "mode",
-        "patience", "min_delta", "keep_best", "initial_weights", "output", "resume", "gradients", "without",
-        "smoke", "strategy",
+        "patience", "min_delta", "keep_best", "initial_weights", "output", "resume", "resume_data",
+        "gradients", "without", "smoke", "strategy",
     )
 )  # fmt: skip
 """The trainer's settings, as variables of the trainer container."""

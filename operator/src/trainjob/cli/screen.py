@@ -61,6 +61,7 @@ _STYLES = {
     "evaluating": "green",
     "saving": "green",
     "preparing": "green",
+    "rereading": "green",
     "finished": "bold green",
     "Running": "green",
     "Complete": "bold green",

@@ -37,6 +37,8 @@ def describe_phase(replica: ReplicaView, job: JobView) -> str:
         return "training, waiting for storage" if state == "training" else "waiting for storage"
     if state == "waiting":
         return _waiting(replica, job)
+    if state == "rereading" and report.reread_batches:
+        return f"rereading, {format_count(report.reread_batches, None, '')} batches so far"
     if state in _BEFORE_FIRST_STEP and _is_before_first_step(report):
         return "tracing the first step"
     return state

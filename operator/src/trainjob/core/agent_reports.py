@@ -228,8 +228,8 @@ class Report(Lenient):
     """The latest progress report of one training process; None for values that it didn't report.
 
     Attributes:
-        state: `importing`, `running`, `starting`, `waiting`, `preparing`, `training`, `saving`, `evaluating`,
-            `finished` or `failed`.
+        state: `importing`, `running`, `starting`, `waiting`, `preparing`, `rereading`, `training`, `saving`,
+            `evaluating`, `finished` or `failed`.
         step: steps done.
         epoch: the current one, from 1.
         checkpoint_step: the step of the newest complete checkpoint.
@@ -238,6 +238,7 @@ class Report(Lenient):
         work_seconds: the part of `step_seconds` that is this replica's own work, not waiting for others.
         input_seconds: the part of `work_seconds` in which it waited for its data.
         global_batch: examples per step, of all workers together.
+        reread_batches: batches trained before a restart that it has read again.
         stopped_early: why training ended before `total_steps`; empty if it didn't.
         notices: lines that say what was computed otherwise than the script says.
         waiting_for_storage: why files can't be read or written now; empty if it doesn't wait for that.
@@ -259,6 +260,7 @@ class Report(Lenient):
     resumed_from: Int = None
     global_batch: Int = None
     evaluated_batches: Int = None
+    reread_batches: Int = None
     evaluation: Annotated[EvaluationResult | None, _if_readable("step", integer)] = None
     stopped_early: Sentence = ""
     waiting_for_storage: Sentence = ""

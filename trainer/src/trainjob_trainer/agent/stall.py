@@ -83,14 +83,17 @@ class ProgressWatch:
 # its cause.
 
 
-_SIGNS_OF_LIFE = ("state", "step", "epoch", "checkpointStep", "evaluatedBatches", "evaluation")
+_SIGNS_OF_LIFE = (
+    *("state", "step", "epoch", "checkpointStep"),
+    *("evaluatedBatches", "evaluation", "rereadBatches"),
+)
 _FRESH_SECONDS = 5.0
 LONG_WORK_SECONDS = 600.0
 """Least limit for work that is unrelated to a step's duration: the first step of a process, which compiles
 the model; validation and the preparation of a `fit`, which compile too; a save to a slow disk."""
 LEAVING_SECONDS = 60.0
 """Least limit for a process that has finished and shuts TensorFlow down."""
-_LONG_WORK = ("starting", "preparing", "evaluating", "saving")
+_LONG_WORK = ("starting", "preparing", "rereading", "evaluating", "saving")
 
 
 class StallWatch:

@@ -10,17 +10,17 @@ If workers read their own parts, each has its own stream, and takes global batch
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import ProgressFile, announce
 from trainjob_trainer.task import Task
 
 # The part of the training data that a worker reads.
@@ -114,72 +114,139 @@ as_written: Callable[[Callable[..., Any]], Callable[..., Any]] = tf.autograph.ex
 """For our functions that tf.data traces: AutoGraph would rewrite each, which takes a second in all."""
 
 
-def reorders_itself(dataset: Any) -> bool:
-    """Return whether a pipeline reshuffles at each reading, so that an epoch depends on those before it.
+@dataclass(frozen=True)
+class Reshuffle:
+    """A `shuffle()` that has another order in each pass, by the number of iterators made on it before.
 
-    It sees only what TensorFlow exposes: not a pipeline within a `flat_map` or `interleave`.
+    Attributes:
+        stage: the data set of this `shuffle()`.
+        passes: how many passes it makes in one of the whole pipeline; None if only reading can show it.
+        at_once: whether a new iterator of the pipeline makes one of this stage before anything is read.
     """
-    ahead = [dataset]
+
+    stage: Any
+    passes: int | None
+    at_once: bool
+
+
+def reshuffles(dataset: Any) -> list[Reshuffle]:
+    """Return the stages that make the order of an epoch depend on those before it.
+
+    They are those that TensorFlow exposes: not a pipeline within a `flat_map` or `interleave`.
+    """
+    found: list[Reshuffle] = []
+    ahead: list[tuple[Any, int | None, bool]] = [(dataset, 1, True)]
     while ahead:
-        one = ahead.pop()
+        one, passes, at_once = ahead.pop()
+        kind = kind_of(one)
         if getattr(one, "_reshuffle_each_iteration", False):
-            return True
-        ahead.extend(one._inputs() if hasattr(one, "_inputs") else ())
-    return False
+            found.append(Reshuffle(one, passes, at_once))
+        if kind == "RepeatDataset":
+            times = int(one._count)
+            passes = None if passes is None or times < 0 else passes * times
+        elif kind in ("CacheDataset", "SnapshotDataset"):
+            passes = None
+        for number, source in enumerate(one._inputs() if hasattr(one, "_inputs") else ()):
+            is_later = kind == "ShuffleDataset" or (kind == "ConcatenateDataset" and number > 0)
+            ahead.append((source, passes, at_once and not is_later))
+    return found
 
 
-class ReadOver:
-    """Reports how long it took to skip `examples` of a stream, to resume at `step`, if it took long."""
+def pass_over(stages: Sequence[Reshuffle], passes: int, opened: int = 0) -> bool:
+    """Bring the order to where it is after whole passes, and iterators that were opened and not read.
+
+    Return False, and change nothing, if only reading can do that.
+    """
+    if passes and any(one.passes is None for one in stages):
+        return False
+    for one in stages:
+        for _ in range(passes * (one.passes or 0) + opened * one.at_once):
+            iter(one.stage)
+    return True
+
+
+def whole_passes(dataset: Any, taken: int) -> tuple[list[Reshuffle], int, int]:
+    """Return what to pass over, how often, and how many elements to read then, to stand after `taken`.
+
+    Whole passes needn't be read where `repeat()` comes last, or where only batches and stages of one element
+    for each follow; else all is read. A pass has to end with a batch, so some more may be read.
+    """
+    rows, stage = 1, dataset
+    while kind_of(stage) in _BATCHES or kind_of(stage) in _ONE_TO_ONE - {"ShuffleDataset"}:
+        rows *= int(stage._batch_size) if kind_of(stage) in _BATCHES else 1
+        (stage,) = stage._inputs()
+    if kind_of(stage) != "RepeatDataset":
+        return [], 0, taken
+    (source,) = stage._inputs()
+    length, found = int(source.cardinality()), reshuffles(source)
+    if length <= 0 or calls(source, b"GeneratorDataset") or any(one.passes is None for one in found):
+        return [], 0, taken
+    together = rows // math.gcd(rows, length)
+    passes = taken * rows // length // together * together
+    return found, passes, taken - passes * length // rows
+
+
+def kind_of(dataset: Any) -> str:
+    """Return TensorFlow's name of a pipeline's last stage."""
+    return type(dataset).__name__.lstrip("_")
+
+
+def calls(dataset: Any, operation: bytes, variables: bool = False) -> bool:
+    """Return whether a function of a pipeline has an operation of this name, or variables, if they matter."""
+    graphs = [wrapped.function.graph for wrapped in dataset._functions()]
+    return any(
+        (variables and graph.variables) or operation in graph.as_graph_def().SerializeToString()
+        for graph in graphs
+    ) or any(calls(one, operation, variables) for one in dataset._inputs())
+
+
+def depends_on_script(dataset: Any) -> bool:
+    """Return whether what a pipeline returns may change with what the script does: it is read in time."""
+    return isinstance(dataset, tf.data.Dataset) and calls(dataset, b"PyFunc", variables=True)
+
+
+def in_time(dataset: Any) -> Any:
+    """Return the pipeline without what TensorFlow itself reads ahead at its end."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)
+
+
+class Rereading:
+    """Reads again what was trained before a restart, and reports how far it is, and how long it takes.
+
+    `total` are the batches of all that has to be read. `advice` ends the line.
+    """
 
     def __init__(
         self,
-        step: int,
-        examples: int,
+        total: int,
+        progress: ProgressFile,
+        advice: str,
         tell: Callable[[str], None] = announce,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._step = step
-        self._examples = examples
-        self._tell = tell
-        self._clock = clock
-        self._began: float | None = None
+        self._total, self._done, self._is_told = total, 0, False
+        self._progress, self._advice, self._tell, self._clock = progress, advice, tell, clock
+        self._began = clock()
 
-    def begin(self, stream: Any) -> Any:
-        """Return the same stream; the clock starts when the first example is requested."""
-        start = tf.data.Dataset.from_tensors(np.int64(0)).map(as_written(lambda _: _called(self._start)))
-        return start.flat_map(as_written(lambda _: stream))
-
-    def end(self, batches: Any) -> Any:
-        """Return the same batches; the clock stops when the first one arrives."""
-
-        @as_written
-        def pass_on(number: Any, batch: Any) -> Any:
-            stop = tf.cond(tf.equal(number, 0), lambda: _called(self._stop), lambda: tf.constant(0, tf.int64))
-            with tf.control_dependencies([stop]):
-                return tf.nest.map_structure(tf.identity, batch)
-
-        return batches.enumerate().map(pass_on)
-
-    def _start(self) -> None:
-        self._began = self._clock()
-
-    def _stop(self) -> None:
-        seconds = self._clock() - self._began if self._began is not None else 0.0
-        if seconds > _SECONDS_WORTH_TELLING:
-            self._tell(
-                f"it took {seconds:.1f} s to read train() up to step {self._step} ({self._examples:,} "
-                "examples); a train(step) that begins there saves that"
-            )
-
-
-def _called(function: Callable[[], None]) -> Any:
-    def call() -> Any:
-        function()
-        return np.int64(0)
-
-    number = tf.numpy_function(call, [], tf.int64)
-    number.set_shape([])
-    return number
+    def read(self, iterator: Any, count: int) -> int:
+        """Read and drop up to `count` batches; return how many there were."""
+        before, found = self._progress.last.state, 0
+        for _ in itertools.islice(iterator, count):
+            found += 1
+            self._done += 1
+            self._progress.update(state="rereading", reread_batches=self._done)
+            seconds = self._clock() - self._began
+            if not self._is_told and seconds > _SECONDS_WORTH_TELLING:
+                self._is_told = True
+                left = seconds / self._done * max(self._total - self._done, 0)
+                self._tell(
+                    f"reading the {self._total:,} batches again that were trained before the restart: "
+                    f"{self._done:,} took {seconds:.1f} s, the others take about {left:.0f} s{self._advice}"
+                )
+        self._progress.update(state=before, reread_batches=None)
+        return found
 
 
 # The order in which a worker reads the parts of the training data.
@@ -231,8 +298,12 @@ SHUFFLE_BYTES = 256 * 2**20
 """Upper bound of the shuffle buffer; data sets up to that size are shuffled perfectly."""
 _UNKNOWN_EXAMPLE_BYTES = 64 * 1024
 _SEED_STRIDE = 1_000_003
-_ONE_TO_ONE = ("MapDataset", "ParallelMapDataset", "PrefetchDataset", "ShuffleDataset", "OptionsDataset")
+_ONE_TO_ONE = {
+    *("MapDataset", "ParallelMapDataset", "PrefetchDataset", "ShuffleDataset", "OptionsDataset"),
+    *("AssertCardinalityDataset", "DenseToRaggedDataset"),
+}
 """TensorFlow's names of stages that return one element for each input element."""
+_BATCHES = {"BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset"}
 
 
 @dataclass(frozen=True)
@@ -258,14 +329,17 @@ def count(dataset: Any, name: str) -> TrainingData:
         return TrainingData(dataset, None)
     if examples == tf.data.UNKNOWN_CARDINALITY:
         announce(f"counting the examples of {name}(); `tf.data.experimental.assert_cardinality` saves that")
-        records = equally_many(dataset)
-        examples = count_elements(records)
+        examples = count_elements(dataset)
     return TrainingData(dataset, examples)
 
 
 def count_elements(dataset: Any) -> int:
-    """Count the elements by reading all of them."""
-    return int(dataset.reduce(tf.constant(0, tf.int64), as_written(lambda total, *_: total + 1)))
+    """Count the elements by reading the earliest stage that tells their number."""
+    stage = equally_many(dataset)
+    if kind_of(stage) in _BATCHES:
+        rows, size = count_elements(*stage._inputs()), int(stage._batch_size)
+        return rows // size if bool(stage._drop_remainder) else -(-rows // size)
+    return int(stage.reduce(tf.constant(0, tf.int64), as_written(lambda total, *_: total + 1)))
 
 
 def equally_many(dataset: Any) -> Any:
@@ -273,9 +347,15 @@ def equally_many(dataset: Any) -> Any:
 
     Decoding images takes far longer than reading them.
     """
-    while type(dataset).__name__.lstrip("_") in _ONE_TO_ONE and len(dataset._inputs()) == 1:
+    while kind_of(dataset) in _ONE_TO_ONE:
         (dataset,) = dataset._inputs()
     return dataset
+
+
+def earliest_of_length(dataset: Any) -> Any:
+    """Return the stage that `count_elements` reads."""
+    stage = equally_many(dataset)
+    return earliest_of_length(*stage._inputs()) if kind_of(stage) in _BATCHES else stage
 
 
 def refuse_empty(data: TrainingData, name: str) -> None:
@@ -335,17 +415,12 @@ def stream_in_turn(
     return stream.skip(place.offset)
 
 
-def worker_batches(
-    stream: Any, *, workers: int, worker: int, batch: int, read_over: ReadOver | None = None
-) -> Any:
+def worker_batches(stream: Any, *, workers: int, worker: int, batch: int) -> Any:
     """Return this worker's share, in full batches of one device each, declared endless.
 
     For a data set that may end, TensorFlow asks all workers before each step whether there is more.
     """
-    begun = stream if read_over is None else read_over.begin(stream)
-    share = begun.shard(workers, worker).batch(batch, drop_remainder=True)
-    if read_over is not None:
-        share = read_over.end(share)
+    share = stream.shard(workers, worker).batch(batch, drop_remainder=True)
     options = tf.data.Options()
     options.deterministic = True
     endless = share.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))

@@ -6,7 +6,7 @@ import functools
 import inspect
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,21 @@ import tensorflow as tf
 from trainjob_trainer.data.batches import (
     Part,
     Place,
-    ReadOver,
+    Reshuffle,
     TrainingData,
     are_nearly_equal,
     as_written,
     check_examples,
     count,
+    pass_over,
     place_of,
     refuse_empty,
-    reorders_itself,
+    reshuffles,
     shared_out,
     shuffle_buffer,
     stream_in_turn,
     turns,
+    whole_passes,
     worker_batches,
 )
 from trainjob_trainer.errors import InvalidConfiguration
@@ -185,26 +187,39 @@ class TrainingSource:
             self._from_step[step] = self._open_step(step)
         return self._from_step[step]
 
-    def stream(self, *, step: int, global_batch: int, seed: int, shuffle: bool) -> Any:
-        """Return endless examples from a step on."""
+    def stream(
+        self, *, step: int, global_batch: int, seed: int, shuffle: bool, rereads: str = ""
+    ) -> tuple[Any, int]:
+        """Return endless examples, and how many steps of them this process has to read to be at `step`.
+
+        With `rereads`, `exact` or `epoch`, whole passes over the data aren't read where the order stays
+        without that, or by choice. Without it any process can read the stream, which begins at the step.
+        """
         if self.takes_step:
-            return self.at(step).dataset
-        place, part = self._place(step, global_batch), self._part if self.takes_part else Part()
-        return stream_in_turn(self._turns, place, part=part, seed=seed, shuffle=shuffle)
+            return self.at(step).dataset, 0
+        a_step = global_batch // (self._part.count if self.takes_part else 1)
+        place, before = self._standing(step * a_step, rereads)
+        for stages, passes in before:
+            pass_over(stages, passes)
+        steps, offset = divmod(place.offset, a_step) if rereads else (0, place.offset)
+        part = self._part if self.takes_part else Part()
+        place = replace(place, offset=offset)
+        return stream_in_turn(self._turns, place, part=part, seed=seed, shuffle=shuffle), steps
 
-    def read_over(self, step: int, global_batch: int) -> ReadOver | None:
-        """Return what reports the time to reach a step; None if nothing has to be skipped."""
-        if self.takes_step or step == 0:
-            return None
-        return ReadOver(step, self._place(step, global_batch).offset)
-
-    def _place(self, step: int, global_batch: int) -> Place:
-        """Return the place of a step: from the very beginning if earlier passes determine the order."""
-        workers = self._part.count if self.takes_part else 1
-        position = step * (global_batch // workers)
-        if self.sizes is None or any(reorders_itself(data.dataset) for data in self._turns):
-            return Place(0, 0, position)
-        return place_of([data.examples or 0 for data in self._turns], position)
+    def _standing(self, position: int, rereads: str) -> tuple[Place, list[tuple[list[Reshuffle], int]]]:
+        """Return the place to begin at, and what has been passed over by then, and how often."""
+        stages = [reshuffles(data.dataset) for data in self._turns]
+        anew = [[replace(one, passes=1) for one in found] for found in stages]
+        is_known = all(one.passes for found in stages for one in found) and (rereads or not any(stages))
+        if self.sizes is None and rereads:
+            found, passes, rest = whole_passes(self._turns[0].dataset, position)
+            if rereads == "epoch" and not found and rest:
+                return Place(0, 0, 0), [(anew[0], 1)]
+            return Place(0, 0, rest), [(found, passes)]
+        if self.sizes is None or not (is_known or rereads == "epoch"):
+            return Place(0, 0, position), []
+        place = place_of([data.examples or 0 for data in self._turns], position)
+        return place, [(found, place.cycle + (turn < place.turn)) for turn, found in enumerate(anew)]
 
     def _open(self, gather: Callable[[int], Sequence[int]]) -> None:
         own = count(self._load(**({PART: self._part} if self.takes_part else {})), "train")
@@ -393,13 +408,22 @@ def refuse_python(graph: bytes) -> None:
 
 def distributed_batches(
     replica: Replica, strategy: Any, source: TrainingSource, recipe: Recipe, step: int
-) -> Any:
-    """Return this worker's endless batches from a step on; for a chief, an iterator for each worker."""
+) -> tuple[Any, int]:
+    """Return this worker's endless batches, and how many steps of them to read to be at `step`.
+
+    For a chief, return an iterator for each worker, which stands there.
+    """
     batch = recipe.global_batch or 0  # the recipe has been checked
-    stream = source.stream(step=step, global_batch=batch, seed=recipe.seed, shuffle=recipe.shuffle)
-    if replica.task.is_coordinator:
-        return worker_iterators(strategy, stream, workers=replica.task.num_workers, batch=batch)
-    teller = source.read_over(step, batch) if replica.task.is_writer else None
+    is_chief = replica.task.is_coordinator
+    stream, steps = source.stream(
+        step=step,
+        global_batch=batch,
+        seed=recipe.seed,
+        shuffle=recipe.shuffle,
+        rereads="" if is_chief else recipe.resume_data,
+    )
+    if is_chief:
+        return worker_iterators(strategy, stream, workers=replica.task.num_workers, batch=batch), 0
 
     def of_worker(context: Any) -> Any:
         share = source.share_of(Part(context.input_pipeline_id, context.num_input_pipelines))
@@ -408,7 +432,6 @@ def distributed_batches(
             workers=share.count,
             worker=share.index,
             batch=batch_of_a_device(batch, strategy.num_replicas_in_sync),
-            read_over=teller,
         )
 
-    return shared_out(strategy, of_worker)
+    return shared_out(strategy, of_worker), steps

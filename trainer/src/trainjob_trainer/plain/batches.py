@@ -14,6 +14,7 @@ import contextlib
 import functools
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -21,23 +22,31 @@ from typing import Any
 import tensorflow as tf
 
 from trainjob_trainer.data.batches import (
+    Rereading,
+    Reshuffle,
     as_written,
     count_elements,
+    depends_on_script,
+    earliest_of_length,
+    in_time,
+    kind_of,
+    pass_over,
     read_on_cpu,
-    reorders_itself,
+    reshuffles,
     shared_out,
+    whole_passes,
 )
 from trainjob_trainer.data.batches import part_of as part_of_worker
 from trainjob_trainer.data.same_rows import SameRows
 from trainjob_trainer.engine.replica_share import Part, count_as_in_one_process
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import file_shards
-from trainjob_trainer.plain.calls import UNEQUAL_ROWS, Shapes, Use, read_over
-from trainjob_trainer.plain.fit_call import FitCall
+from trainjob_trainer.plain.calls import UNEQUAL_ROWS, Shapes, Use
+from trainjob_trainer.plain.fit_call import FitCall, ScriptCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
 from trainjob_trainer.recipe import from_environment
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import announce, notice
 
 # Rows of batched data sets: joined, and cut into parts.
 
@@ -100,7 +109,16 @@ def fill_rest(dataset: Any, least: int) -> Any:
     return dataset.concatenate(end).scan(nothing, hold_back).skip(1)
 
 
-def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False, fills: bool = False) -> Any:
+def part(
+    dataset: Any,
+    *,
+    first: int,
+    count: int,
+    of: int,
+    weighed: bool = False,
+    fills: bool = False,
+    reads_ahead: bool = True,
+) -> Any:
     """Return parts `first` to `first + count - 1`, from 0, of each batch cut into `of`, one element each.
 
     With `weighed`, an element is a `Part`. With `fills`, it always has rows (see `part_of`), and knows
@@ -124,7 +142,7 @@ def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False
 
     if count == 1:
         only = as_written(lambda *batch: cut(_element(dataset, batch), first))
-        return dataset.map(only, num_parallel_calls=tf.data.AUTOTUNE)
+        return dataset.map(only, num_parallel_calls=tf.data.AUTOTUNE if reads_ahead else None)
     numbers = tf.data.Dataset.range(first, first + count)
 
     @as_written
@@ -206,9 +224,13 @@ def share_batches(trainer: ModuleType) -> None:
         self._trainjob_order = Order()
         with self._trainjob_order.applied_to(self.data_adapter):
             dataset = self.data_adapter.get_tf_dataset()
-        self._trainjob_files = self._trainjob_rows = None
-        self._trainjob_endless = False
+        self._trainjob_files = self._trainjob_rows = self._trainjob_pipeline = None
+        self._trainjob_stages = []
+        self._trainjob_endless = self._trainjob_reopens = False
         self._distributed_dataset = dataset  # as the script has shared it out, unless it is ours to do
+        call = current_process().call
+        if self._trainjob_use is Use.FIT and call is not None:
+            call.data = self
         if isinstance(dataset, tf.data.Dataset):
             dataset = _prepared(self, dataset.with_options(_deterministic()))
         self._trainjob_is_open = collective and not (self.steps_per_epoch or self._num_batches)
@@ -217,40 +239,44 @@ def share_batches(trainer: ModuleType) -> None:
 
     @functools.wraps(base_get)
     def _get_iterator(self: Any) -> Any:
-        # With `steps_per_epoch`, Keras makes the next iterator at the end of the epoch that exhausted one.
-        self._trainjob_order.begin_epoch(bool(self.steps_per_epoch and self._current_iterator is not None))
+        call = current_process().call
+        if call is not None and call.data is self:
+            self._trainjob_order.begin(call.number, call.iterators if self.steps_per_epoch else call.epoch)
+            call.iterators += 1
         if self._trainjob_rows is not None:
-            call = current_process().call
             self._trainjob_rows.begin(call.epoch if call is not None else 0)
         return base_get(self)
 
     iterator.__init__ = __init__
     iterator._get_iterator = _get_iterator
-    iterator._trainjob_go_on = _go_on
+    iterator._trainjob_go_on, iterator._trainjob_reopen = _go_on, _reopen
+    iterator._trainjob_rereading = staticmethod(_rereading)
 
 
 def _prepared(epoch: Any, dataset: Any) -> Any:
-    """Return the data set, with its length if that has to be counted; note who reads it, and how."""
-    training, collective = epoch._trainjob_use is Use.FIT, is_collective(epoch._distribute_strategy)
+    """Return the data set, with its length if that has to be counted; note what its order depends on."""
+    collective, process = is_collective(epoch._distribute_strategy), current_process()
+    training, call = epoch._trainjob_use is Use.FIT, process.call
     size = _size_of(epoch.data_adapter, dataset)
-    epoch._trainjob_files = OwnFiles.of(epoch, dataset, size) if collective else None
-    if training and _is_reordered(epoch, dataset):
-        files = epoch._trainjob_files
-        epoch._trainjob_order.follow(dataset if files is None else files.sharded)
-    process = current_process()
-    call = process.call
+    epoch._trainjob_files = files = OwnFiles.of(epoch, dataset, size) if collective else None
     if training and call is not None:
         call.batch_size = size
-    if epoch._trainjob_files is not None:
-        epoch._trainjob_files.declare_length(epoch)
-    elif collective and not epoch.steps_per_epoch:
+    if files is not None:
+        files.declare_length(epoch)
+    if type(epoch.data_adapter).__name__ == "TFDatasetAdapter":
+        epoch._trainjob_pipeline = dataset if files is None else files.sharded
+        found = reshuffles(dataset)
+        epoch._trainjob_stages = [Reshuffle(files.sharded, 1, at_once=True)] if found and files else found
+        epoch._trainjob_reopens = bool(epoch._num_batches and not epoch.steps_per_epoch)
+    reads_batches = epoch.steps_per_epoch or (call is not None and call.seen.batches)
+    epoch._trainjob_reads_ahead = not (training and reads_batches and depends_on_script(dataset))
+    if files is None and collective and not epoch.steps_per_epoch:
         dataset = _counted(epoch.data_adapter, dataset)
         epoch._num_batches = epoch.data_adapter.num_batches
-    is_for_writer = training and process.is_writer and process.task.num_workers > 1
-    if is_for_writer and collective:
+    if training and collective and process.is_writer and process.task.num_workers > 1:
         _tell_once(_sentence(epoch, dataset))
     epoch._trainjob_endless = training and collective and _may_go_on(epoch, dataset)
-    return dataset
+    return _bounded(epoch, dataset, call.epochs - call.epoch) if training and call is not None else dataset
 
 
 def _deterministic() -> Any:
@@ -261,21 +287,15 @@ def _deterministic() -> Any:
 
 
 class Order:
-    """The order of training examples: a function of seed, `fit` and epoch, so workers and restarts agree.
+    """The order of arrays: a function of seed, `fit` and epoch, so workers and restarts agree.
 
-    A script that seeds TensorFlow itself keeps Keras's order. For arrays, this order is the same in every
-    epoch: each epoch has a new iterator, which begins with the seed. A `shuffle()` in a pipeline continues
-    with each iterator; Keras makes two iterators per epoch and uses the first. `needs_iterators` says whether
-    an epoch's order requires a new iterator.
+    A script that seeds TensorFlow itself keeps Keras's order, which is the same in every epoch: each has a
+    new iterator, which begins with the seed. `needs_iterators` says that it can't be had otherwise.
     """
 
     def __init__(self) -> None:
         self.needs_iterators = False
         self._epoch: Any = None
-        self._reordered: Any = None
-        self._made = 0
-        call = current_process().call
-        self.first = call.epoch if call is not None else 0
 
     @contextlib.contextmanager
     def applied_to(self, adapter: Any) -> Iterator[None]:
@@ -301,25 +321,10 @@ class Order:
         number = self._epoch.assign_add(1) - 1
         return tf.random.experimental.stateless_shuffle(value, [tf.constant(job_seed(), tf.int64), number])
 
-    def follow(self, dataset: Any) -> None:
-        """Follow a pipeline that reorders itself: advance it as Keras does in one process."""
-        self._reordered, self.needs_iterators = dataset, True
-
-    def begin_epoch(self, later: int = 0) -> None:
-        """Set the order of the next iterator, which counts its further epochs itself.
-
-        Its first epoch is `later` epochs after the current one, or before it if `later` is negative.
-        """
-        call = current_process().call
-        if call is None:
-            return
+    def begin(self, fit: int, number: int) -> None:
+        """Set the order of the next iterator; one that serves several epochs counts on by itself."""
         if self._epoch is not None:
-            self._epoch.assign(call.number * 2**32 + call.epoch + later)
-        passed = call.epoch - self.first
-        if self._reordered is not None:
-            for _ in range(2 * passed - self._made):
-                iter(self._reordered)
-            self._made = max(self._made, 2 * passed) + 1
+            self._epoch.assign(fit * 2**32 + number)
 
 
 def first_draw(value: Any) -> Any:
@@ -345,59 +350,128 @@ def _size_of(adapter: Any, dataset: Any) -> int | None:
 def _may_go_on(epoch: Any, dataset: Any) -> bool:
     """Return whether one iterator can serve all epochs: a new one takes as long as a short epoch.
 
-    Data made in Python gets a call at each epoch's end, and may change then.
+    Only arrays can't change between two epochs.
     """
     call = current_process().call
     is_known = call is not None and call.executions is not None and not epoch.steps_per_epoch
-    kind = type(epoch.data_adapter).__name__
-    is_known = is_known and not epoch._trainjob_order.needs_iterators and epoch._trainjob_files is None
-    return is_known and kind in ("ArrayDataAdapter", "TFDatasetAdapter") and _is_ours_to_share(dataset)
+    is_known = is_known and not epoch._trainjob_order.needs_iterators
+    is_array = type(epoch.data_adapter).__name__ == "ArrayDataAdapter"
+    return is_known and is_array and _is_ours_to_share(dataset)
 
 
-def _is_reordered(epoch: Any, dataset: Any) -> bool:
-    """Return whether it is a user's pipeline that is read in a new order for each epoch."""
-    adapter, files = epoch.data_adapter, epoch._trainjob_files
-    if type(adapter).__name__ != "TFDatasetAdapter" or not reorders_itself(dataset):
-        return False
-    if files is not None:
-        return files.plan.steps is not None
-    return adapter.num_batches is not None and not epoch.steps_per_epoch
+def _bounded(epoch: Any, dataset: Any, epochs: int, before: int = 0) -> Any:
+    """Return a pipeline that isn't read beyond its training, and so doesn't begin a pass that isn't needed.
+
+    A `shuffle()` before `repeat()` counts its passes. If `epochs` end with one, a later `fit` on the data
+    would depend on how far each worker had read ahead. `before` is read before the first of the epochs.
+    """
+    if not epoch.steps_per_epoch or all(one.passes for one in epoch._trainjob_stages):
+        return dataset
+    while kind_of(dataset) == "PrefetchDataset":
+        (dataset,) = dataset._inputs()
+    calls = -(-epoch.steps_per_epoch // epoch.steps_per_execution)
+    return dataset.take(before + epochs * calls * epoch.steps_per_execution)
+
+
+def _reopen(epoch: Any) -> None:
+    """Make the iterator that Keras makes at the end of data whose length it knows.
+
+    It isn't read, so only a `shuffle()` notices: it counts its iterators.
+    """
+    call = current_process().call
+    if epoch._trainjob_reopens:
+        pass_over(epoch._trainjob_stages, 0, 1)
+        if call is not None and call.data is epoch:
+            call.iterators += 1
+
+
+_SAYS_EPOCH = (
+    "; TRAIN_RESUME_DATA=epoch reads those of the epoch under way alone, whose rows are others then than "
+    "without the restart"
+)
+
+
+def replay(call: ScriptCall, validation: Any, validation_steps: int | None, *, goes_on: bool) -> None:
+    """Bring the data of a call of `fit` to where an earlier attempt left it.
+
+    If it goes on, the iterator in use is left to `_go_on`.
+    """
+    data = call.data
+    for _ in call.epochs_run:
+        data.data_adapter.on_epoch_begin()
+        data.data_adapter.on_epoch_end()
+    passes = -(-call.iterators // 2) if data._trainjob_reopens else call.iterators
+    _replay(call, data._trainjob_pipeline, data._trainjob_stages, passes, call.iterators - passes)
+    if call.taken and not goes_on:
+        _replay(call, data._trainjob_pipeline, data._trainjob_stages, 1, most=call.taken)
+    if isinstance(validation, tf.data.Dataset):
+        length = int(validation.cardinality())
+        opened = call.validations if 0 < length <= (validation_steps or length) else 0
+        _replay(call, validation, reshuffles(validation), call.validations, opened, validation_steps)
+
+
+def _replay(
+    call: FitCall,
+    dataset: Any,
+    stages: list[Reshuffle],
+    passes: int,
+    opened: int = 0,
+    most: int | None = None,
+) -> None:
+    """Bring a pipeline's order to where it is after some passes, each of `most` batches or all of them."""
+    found, whole, rest = whole_passes(dataset, most) if most and stages else ([], 0, 0)
+    if found:
+        stages, passes = found, passes * (whole + bool(rest))
+    if pass_over(stages, passes, opened):
+        return
+    if call.rereads == "epoch":
+        _begin_anew(stages, passes)
+        return
+    length = most or max(int(dataset.cardinality()), 0)
+    rereading = _rereading(passes * length, _SAYS_EPOCH)
+    for number in range(passes):
+        rereading.read(iter(dataset), length or sys.maxsize)
+        if number < opened:
+            iter(dataset)
+
+
+def _begin_anew(stages: list[Reshuffle], passes: int) -> None:
+    """Let the data begin again, in another order than at first."""
+    pass_over([Reshuffle(one.stage, 1, at_once=True) for one in stages], passes)
+    if current_process().is_writer:
+        notice(
+            "TRAIN_RESUME_DATA=epoch: the training data begins again with the epoch under way, so the rows "
+            "from here on are others than without the restart"
+        )
+
+
+def _rereading(total: int, advice: str = "") -> Rereading:
+    process = current_process()
+    return Rereading(total, process.progress, advice, announce if process.is_writer else lambda _: None)
 
 
 def _go_on(epoch: Any, call: FitCall) -> None:
-    """Before the first epoch after a restart, bring the data to where this epoch began."""
-    passed = call.epoch - epoch._trainjob_order.first
-    goes_on = call.reads_over and call.midway[0] == call.epoch and epoch._current_iterator is None
-    if passed <= 0 or not goes_on:
+    """Before the first epoch after a restart, bring an iterator of several epochs to where it was."""
+    taken, call.taken = call.taken, 0
+    if not (taken and epoch.steps_per_epoch) or epoch._current_iterator is not None:
         return
-    for _ in range(passed):
-        epoch.data_adapter.on_epoch_begin()
-        epoch.data_adapter.on_epoch_end()
-    if not epoch.steps_per_epoch:
-        return
-    steps = -(-epoch.steps_per_epoch // epoch.steps_per_execution) * epoch.steps_per_execution
-    renewals, served = standing_after(passed, steps, epoch._num_batches)
-    if type(epoch.data_adapter).__name__ == "TFDatasetAdapter":
-        pipeline = epoch.data_adapter.get_tf_dataset()
-        for _ in range(renewals if reorders_itself(pipeline) else 0):
-            iter(pipeline)
-    if not served:
-        return
-    if current_process().is_writer:
-        announce(f"the {served * steps:,} batches that were trained before the restart are read over")
-    epoch._trainjob_order.begin_epoch(-served)
-    with contextlib.suppress(tf.errors.OutOfRangeError):  # then Keras had made a new iterator
-        found = iter(epoch._distributed_dataset)
-        read_over(served * steps, found)
-        epoch._current_iterator, epoch._steps_seen = found, served * steps
-
-
-def standing_after(epochs: int, steps: int, batches: int | None) -> tuple[int, int]:
-    """Return how often Keras has renewed the data's iterator, and how many epochs the current one has served.
-
-    An epoch takes `steps` steps, or fewer if the data ends after its `batches`; None: no end is known.
-    """
-    return divmod(epochs, -(-batches // steps)) if batches else (0, epochs)
+    found: list[Reshuffle] = []
+    passes, rest = 0, taken
+    if isinstance(epoch._trainjob_pipeline, tf.data.Dataset) and epoch._trainjob_files is None:
+        found, passes, rest = whole_passes(epoch._trainjob_pipeline, taken)
+    if call.rereads == "epoch" and rest > epoch.steps_per_epoch:
+        _begin_anew(found or epoch._trainjob_stages, call.epoch)
+        taken = rest = call.batches_before
+    else:
+        pass_over(found, passes)
+    bounded = _bounded(epoch, epoch._trainjob_pipeline, call.epochs - call.epoch, rest - call.batches_before)
+    if bounded is not epoch._trainjob_pipeline:
+        epoch._distributed_dataset = _distributed(epoch, bounded)
+    iterator = iter(epoch._get_iterator())
+    _rereading(rest, _SAYS_EPOCH if rest > epoch.steps_per_epoch else "").read(iterator, rest)
+    if epoch._trainjob_rows:
+        epoch._trainjob_rows.take(rest)
+    epoch._current_iterator, epoch._steps_seen = iterator, taken - call.batches_before
 
 
 def _distributed(epoch: Any, dataset: Any) -> Any:
@@ -416,7 +490,7 @@ def _distributed(epoch: Any, dataset: Any) -> Any:
         # all workers agree before each batch on whether there is one.
         if not epoch._trainjob_is_open:
             mine = mine.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-        return mine.prefetch(tf.data.AUTOTUNE)
+        return mine.prefetch(tf.data.AUTOTUNE) if epoch._trainjob_reads_ahead else in_time(mine)
 
     return shared_out(strategy, own)
 
@@ -437,7 +511,13 @@ def _by_rows(epoch: Any, dataset: Any) -> Callable[[int, int], Any]:
     weighed = not predicts and _are_weighed(epoch.data_adapter, dataset, size, replicas)
     fills = weighed and not is_enough
     return lambda first, count: part(
-        whole, first=first, count=count, of=replicas, weighed=weighed, fills=fills
+        whole,
+        first=first,
+        count=count,
+        of=replicas,
+        weighed=weighed,
+        fills=fills,
+        reads_ahead=epoch._trainjob_reads_ahead,
     )
 
 
@@ -470,7 +550,7 @@ class OwnFiles:
         found = _exchange(epoch, dataset, file_shards.count_files(sharded), batch, is_counted)
         devices = epoch._distribute_strategy.num_replicas_in_sync // own.count
         plan = found.plan(own, devices)
-        return cls(sharded, plan, devices, found.sentence(plan.steps, reorders=reorders_itself(dataset)))
+        return cls(sharded, plan, devices, found.sentence(plan.steps, reorders=bool(reshuffles(dataset))))
 
     @property
     def shapes(self) -> Shapes:
@@ -555,10 +635,15 @@ def _smallest_of_arrays(adapter: Any, size: int | None) -> int | None:
 
 
 def _counted(adapter: Any, dataset: Any) -> Any:
-    """Return a pipeline with a known number of batches; read it once to count them if necessary."""
+    """Return a pipeline with a known number of batches; read it once to count them if necessary.
+
+    It stays unknown where reading would be noticed: by a generator, or a `shuffle()` that counts its passes.
+    """
     if type(adapter).__name__ != "TFDatasetAdapter" or not isinstance(dataset, tf.data.Dataset):
         return dataset
     if int(dataset.cardinality()) != tf.data.UNKNOWN_CARDINALITY:
+        return dataset
+    if depends_on_script(dataset) or reshuffles(earliest_of_length(dataset)):
         return dataset
     announce("counting the batches of a data set; `tf.data.experimental.assert_cardinality` saves that")
     count = count_elements(dataset)

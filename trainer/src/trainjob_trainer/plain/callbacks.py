@@ -13,7 +13,7 @@ from trainjob_trainer.engine.callbacks import put_back, remembered, remembered_w
 from trainjob_trainer.engine.metric_state import METRICS, MetricState, scalars
 from trainjob_trainer.engine.model_state import checkpoint_groups
 from trainjob_trainer.evaluation import Scoring
-from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, PastCall, ScriptCall
+from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, ScriptCall
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.reporting.progress import ProgressFile, add_to_history, by_loss, notice
@@ -267,7 +267,7 @@ class AtEnd(LastCallback):
     ) -> HostGroups:
         call, past = self.call, list(self.call.record.past)
         if not complete:
-            past.append(PastCall(tuple(call.epochs_run), dict(call.history), identity=call.identity))
+            past.append(call.as_past(batches))
         state = FitState(
             call=call.number,
             epochs_done=call.epoch,

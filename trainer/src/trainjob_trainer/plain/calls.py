@@ -330,7 +330,9 @@ def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
         is_validation = type(given).__name__ == "CallbackList"
         sees_tests = call.seen.tests if is_validation else see_tests(given)
         with assigned(call, "sees_tests", sees_tests), assigned(call, "is_scoring", True):
-            return original(self, *args, **kwargs)
+            results = original(self, *args, **kwargs)
+        call.validations += is_validation
+        return results
 
     return evaluate
 
@@ -350,7 +352,8 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
             calls = original(self)
             passed = call.batches_before if call is not None and use is Use.FIT else 0
             if call is not None and passed:
-                calls = _after(passed, calls, self.steps_per_execution, reads_over=call.reads_over)
+                rereading = None if self.steps_per_epoch else self._trainjob_rereading(passed)
+                calls = _after(passed, calls, self.steps_per_execution, rereading)
             if is_ours and use is not Use.PREDICT:
                 calls = _open_calls(self, calls, is_seen=_is_seen(call, use))
             yield from calls
@@ -362,8 +365,9 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
             yield (end, batches) if by_pairs else (begin, end, batches)
         if self._num_batches and self._steps_seen >= self._num_batches:
             self._steps_seen = 0
-            if not self._trainjob_endless:
-                self._current_iterator = None
+            if self.steps_per_epoch:
+                self._current_iterator = iter(self._get_iterator())
+            self._trainjob_reopen()
         self.data_adapter.on_epoch_end()
 
     return _enumerate_iterator
@@ -386,29 +390,17 @@ def reads_over() -> bool:
 
 
 def _after(
-    passed: int, calls: Iterator[tuple[Any, ...]], batches: int, *, reads_over: bool = True
+    passed: int, calls: Iterator[tuple[Any, ...]], batches: int, rereading: Any
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield Keras's calls of `batches` batches each, after the `passed` batches, which are read if needed."""
+    """Yield Keras's calls of `batches` batches each, after `passed` batches, which are read if need be."""
+    done = passed // batches * batches
     for one in calls:
         if one[0] + batches > passed:
             yield one
-        elif reads_over and sum(1 for _ in itertools.islice(one[-1], batches)) < batches:
-            return  # data of unknown length, whose last call got fewer batches
-
-
-def read_over(count: int, iterator: Any) -> None:
-    """Read and drop batches of a strategy's data; without Python in the loop, only reading takes time."""
-    tf = importlib.import_module("tensorflow")
-
-    @tf.function(autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
-    def read(iterator: Any) -> None:
-        def one(done: Any) -> Any:
-            next(iterator)
-            return done + 1
-
-        tf.while_loop(lambda done: done < count, one, [tf.constant(0)])
-
-    read(iterator)
+        elif rereading is not None:
+            if rereading.read(one[-1], done) < done:
+                return  # data of unknown length, whose last call got fewer batches
+            rereading = None
 
 
 def _is_seen(call: FitCall | None, use: Use) -> bool:
@@ -431,8 +423,8 @@ def _executions_of(epoch: Any, steps: int, call: FitCall | None) -> Iterator[tup
     whole = 1 if call is not None and call.any_step else epoch.steps_per_execution
     step, total = trains.batches_before if trains else 0, -(-steps // whole) * whole
     if trains and step:
-        if trains.reads_over:
-            read_over(step, epoch._current_iterator)
+        if not epoch.steps_per_epoch:
+            epoch._trainjob_rereading(step).read(epoch._current_iterator, step)
             if rows:
                 rows.take(step)
         epoch._steps_seen += step

@@ -95,6 +95,9 @@ class PastCall:
         step: step of the checkpoint at its end; 0 before its end.
         identity: by which a later attempt knows it; the writer alone has it.
         failed: an error ended it, and the script continued.
+        iterators: how many iterators of its training data Keras has done with: the order may depend on it.
+        taken: batches taken of another one, which serves several epochs or was in use.
+        validations: how often its validation data was read.
     """
 
     epochs: Sequence[int] = ()
@@ -102,6 +105,9 @@ class PastCall:
     step: int = 0
     identity: Identity | None = None
     failed: bool = False
+    iterators: int = 0
+    taken: int = 0
+    validations: int = 0
 
 
 @dataclass(frozen=True)
@@ -247,7 +253,11 @@ class FitCall:
         last_step: last step of the training, if it may be within an epoch.
         epoch: Keras's number of the epoch under way, from 0.
         midway: an epoch's number, and how many of its batches an earlier attempt took.
-        reads_over: whether those batches must still be read.
+        rereads: whether all is read again that the order needs (`exact`), or one epoch at most (`epoch`).
+        data: Keras's iterator of the epochs of the training data.
+        iterators: as in `PastCall`; one in use counts.
+        taken: as in `PastCall`, until the data stands there.
+        validations: as in `PastCall`.
         any_step: whether one call takes many batches regardless of the model's step, and as many as we like.
         batch_size: rows of a global batch, if known.
         executions: batches per call; None: as many as Keras's.
@@ -271,7 +281,11 @@ class FitCall:
     last_step: int | None = None
     epoch: int = 0
     midway: tuple[int, int] = (0, 0)
-    reads_over: bool = True
+    rereads: str = "exact"
+    data: Any = None
+    iterators: int = 0
+    taken: int = 0
+    validations: int = 0
     any_step: bool = False
     batch_size: int | None = None
     executions: StepsPerExecution | None = None
@@ -316,3 +330,18 @@ class ScriptCall(FitCall):
     epochs_run: list[int] = field(default_factory=list)
     history: dict[str, list[Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_past(self, batches: int = 0, **facts: Any) -> PastCall:
+        """Return what is kept of it, with further facts; `batches` are those done of an epoch."""
+        data, in_use = self.data, batches > 0
+        if data is not None and data.steps_per_epoch:  # an iterator serves several epochs
+            in_use = data._current_iterator is not None
+        return PastCall(
+            tuple(self.epochs_run),
+            dict(self.history),
+            identity=self.identity,
+            iterators=self.iterators - in_use,
+            taken=data._steps_seen if in_use else self.taken,
+            validations=self.validations,
+            **facts,
+        )

@@ -15,6 +15,7 @@ from trainjob_trainer.engine.callbacks import keep_files
 from trainjob_trainer.engine.model_state import further_groups, variable_groups
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
 from trainjob_trainer.identity import DATA, HELDOUT, Identity, digest, digest_of_arrays, find_site, key_of
+from trainjob_trainer.plain.batches import replay
 from trainjob_trainer.plain.fit_call import (
     KEPT_CALLS,
     FitState,
@@ -53,7 +54,7 @@ def restore(
         OutputFinished: there is nothing left to train.
         CheckpointUnavailable: the folder can't be read, or a reported checkpoint is missing.
     """
-    call.settings = _settings(call, model, epoch_steps)
+    call.settings, call.iterators = _settings(call, model, epoch_steps), 0
     strategy, record = model.distribute_strategy, call.record
     number, step, plan, before, read = 0, 0, ResumePlan.TRAIN, 0, None
     if process.is_writer:
@@ -86,6 +87,8 @@ def restore(
     own = FitState.from_groups(host).call == call.number
     _assign(process, model, host, with_optimizer=own)
     _go_on_from(process, call, state, checkpoint.step)
+    goes_on = plan is ResumePlan.RESUME
+    replay(call, arguments["validation_data"], arguments["validation_steps"], goes_on=goes_on)
     call.resumed_groups = host
     keep_files(users)
     model._initial_epoch = call.epochs if plan is ResumePlan.SKIP else state.epochs_done
@@ -99,6 +102,8 @@ def restore(
         then, now = state.settings, call.settings
         if all(then.get(name) == now.get(name) for name in ("global_batch", "steps_of_an_epoch")):
             call.midway = state.epochs_done, state.batches_done
+        else:
+            call.taken = 0  # that epoch starts over
         remedy = f"{IN_A_CALLBACK}, or {process.environment.how_to_start_over}"
         call.settings = go_on_with_settings(
             state.settings, call.settings, remedy, is_writer=process.is_writer
@@ -229,5 +234,6 @@ def _go_on_from(process: PlainProcess, call: ScriptCall, state: FitState, step: 
     if call.number <= len(earlier):
         own = earlier[call.number - 1]
         call.epochs_run = list(own.epochs)
+        call.iterators, call.taken, call.validations = own.iterators, own.taken, own.validations
         call.history = {name: list(values) for name, values in own.history.items()}
     process.progress.update(step=process.step, resumed_from=process.step, checkpoint_step=process.step)

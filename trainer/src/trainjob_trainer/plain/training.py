@@ -22,7 +22,7 @@ from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_executions, errors_explained, reads_over
-from trainjob_trainer.plain.fit_call import ModelRecord, PastCall, ResumePlan, SaveTimes, ScriptCall
+from trainjob_trainer.plain.fit_call import ModelRecord, ResumePlan, SaveTimes, ScriptCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
 from trainjob_trainer.plain.restoring import restore
@@ -86,8 +86,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
             history = fit(model, **arguments)
             _end(process, call, last)
     except BaseException:
-        failed = PastCall(tuple(call.epochs_run), call.history, identity=call.identity, failed=True)
-        call.record.past.append(failed)  # the script may catch it and go on
+        call.record.past.append(call.as_past(failed=True))  # the script may catch it and go on
         raise
     finally:
         model._initial_epoch = None
@@ -118,6 +117,7 @@ def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> Scri
         every=every,
         epoch=int(arguments.get("initial_epoch") or 0),
         has_begun=True,
+        rereads=from_environment("resume_data", os.environ, "exact"),
     )
     process.call = call
     return call
@@ -139,7 +139,7 @@ def _reaction(users: list[Any]) -> OnNan:
 def _end(process: PlainProcess, call: ScriptCall, last: AtEnd) -> None:
     """Save the state after the call: callbacks may have restored other weights at its end."""
     step = call.skipped_to if call.plan is ResumePlan.SKIP else process.step
-    call.record.past.append(PastCall(tuple(call.epochs_run), call.history, step, call.identity))
+    call.record.past.append(call.as_past(step=step))
     if call.plan is ResumePlan.SKIP:
         return
     last.compare_weights(process.step)

@@ -50,7 +50,7 @@ class Progress:
 
     Attributes:
         state: starting (before that the import hook reports importing, then running), waiting,
-            preparing, training, saving, evaluating, finished or failed.
+            preparing, rereading, training, saving, evaluating, finished or failed.
         step: optimizer steps done, of `total_steps`.
         epoch: the current one, from 1, of `total_epochs`.
         loss: the last one reported; on a worker its own share of it.
@@ -62,6 +62,7 @@ class Progress:
         checkpoint_step: step of the newest checkpoint on disk.
         resumed_from: the step at which this process started, if not 0.
         evaluated_batches: batches done in the current evaluation.
+        reread_batches: batches trained before a restart that have been read again.
         evaluation: `step`, `metrics` and `final` of the evaluator's last result.
         stopped_early: why training ended before `total_steps`, if it did.
         waiting_for_storage: why files can't be read or written now, while this process waits for that.
@@ -86,6 +87,7 @@ class Progress:
     checkpoint_step: int | None = None
     resumed_from: int | None = None
     evaluated_batches: int | None = None
+    reread_batches: int | None = None
     evaluation: Mapping[str, Any] | None = None
     stopped_early: str | None = None
     waiting_for_storage: str | None = None
