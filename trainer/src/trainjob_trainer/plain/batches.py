@@ -227,6 +227,7 @@ def share_batches(trainer: ModuleType) -> None:
         self._trainjob_files = self._trainjob_rows = self._trainjob_pipeline = None
         self._trainjob_stages = []
         self._trainjob_endless = self._trainjob_reopens = False
+        self._trainjob_reads_ahead = True
         self._distributed_dataset = dataset  # as the script has shared it out, unless it is ours to do
         call = current_process().call
         if self._trainjob_use is Use.FIT and call is not None:
