@@ -90,6 +90,11 @@ def test_one_worker_trains_a_model_without_call_and_goes_on_with_it(tmp_path: Pa
     assert losses("collective", 0) == [resumed]
 
 
+def test_a_script_ends_while_threads_read_on(tmp_path: Path) -> None:
+    ended = run_job(SCRIPTS / "reads_on.py", tmp_path)
+    assert [(replica.code, "trained" in replica.log) for replica in ended.values()] == [(0, True)] * 2, ended
+
+
 def test_what_a_script_starts_is_its_own(tmp_path: Path) -> None:
     ended = run_job(SCRIPTS / "own_processes.py", tmp_path)
     assert [(replica.code, replica.progress["state"]) for replica in ended.values()] == [

@@ -190,7 +190,11 @@ def train_and_evaluate(
     strategy = build_strategy(replica.task, progress=replica.progress)
     keras.utils.set_random_seed(request.recipe.seed)
     if replica.task.is_evaluator:
-        return _evaluate(_followed(replica, request), strategy, request)
+        if replica.environment.uid:
+            trainings = current_process().trainings
+            number = wait_for_training(trainings, _identify(request))
+            replica = dataclasses.replace(replica, store=trainings.store(number))
+        return _evaluate(replica, strategy, request)
     return _train(replica, strategy, request)
 
 
@@ -233,14 +237,6 @@ def _placed(replica: Replica, strategy: Any, request: _Request, plan: TrainingPl
         number = found.number if found else trainings.begin(call)
     (number,) = broadcast(strategy, replica.task, [number])
     return dataclasses.replace(replica, store=trainings.store(number))
-
-
-def _followed(replica: Replica, request: _Request) -> Replica:
-    """Return the evaluator with the checkpoints of this call, once training has begun them."""
-    if not replica.environment.uid:
-        return replica
-    number = wait_for_training(current_process().trainings, _identify(request))
-    return dataclasses.replace(replica, store=current_process().trainings.store(number))
 
 
 def _check_for(task: Task, request: _Request) -> None:

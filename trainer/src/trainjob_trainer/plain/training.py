@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,6 +48,8 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     if not process.count:  # without a strategy of several workers this has not run yet
         end_if_finished(process.trainings.root, process.environment.uid, process.progress)
         end_on_request(process)
+        # Python's collection at its end waits for iterators whose threads wait for Python (`py_function`).
+        atexit.register(gc.collect)
     bring_in(model)
     meet(process, model, "fit")
     process.progress.keep_fresh()
