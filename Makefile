@@ -31,8 +31,9 @@ test: check $(OLDEST)  ## Check and run all tests, side by side. ARGS='-k name' 
 test-fleet: $(SYNCED)  ## Run the tests that take minutes each: fleets, several nodes, other versions. ARGS='-k name' runs some.
 	@$(BIN)/pytest --durations=10 tests/fleet $(ARGS)
 
-test-keras: $(SYNCED)  ## Run Keras's own tests under two workers, whole files of them. ARGS='-k trainer' runs some.
-	@$(BIN)/pytest --durations=10 tests/keras_own/whole $(ARGS)
+test-keras: $(SYNCED)  ## Run Keras's own tests under two workers, and every form with 1, 2 and 3. ARGS='-k trainer' runs some.
+	@FORMS_WORKERS=1,2,3 $(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 tests/keras_forms \
+	    tests/keras_own/whole $(ARGS)
 
 test-next: | $(UV)  ## Try the newest TensorFlow and Keras, pre-releases included. ARGS='-k name' runs some.
 	UV_PROJECT_ENVIRONMENT=.venv-next $(UV) sync --quiet --locked --compile-bytecode

@@ -27,12 +27,13 @@ from trainjob_trainer.data.batches import (
     shared_out,
 )
 from trainjob_trainer.data.batches import part_of as part_of_worker
+from trainjob_trainer.distribution.collective import is_collective
+from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.replica_share import Part, count_as_in_one_process
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import file_shards
 from trainjob_trainer.plain.calls import Shapes, Use, read_over
 from trainjob_trainer.plain.fit_call import FitCall
-from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
 from trainjob_trainer.reporting.progress import announce
 
@@ -61,7 +62,7 @@ def static_batch_size(dataset: Any) -> int | None:
 def are_equal(dataset: Any, parts: int) -> bool:
     """Return whether each batch is known to have equal parts, as with `drop_remainder=True`."""
     sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if _is_batched(spec)]
-    return all(size is not None and size % parts == 0 for size in sizes)
+    return parts == 1 or all(size is not None and size % parts == 0 for size in sizes)
 
 
 def fill_rest(dataset: Any, least: int) -> Any:
@@ -72,7 +73,7 @@ def fill_rest(dataset: Any, least: int) -> Any:
     """
     specs = tf.nest.flatten(dataset.element_spec)
     dense = all(isinstance(spec, tf.TensorSpec) and _is_batched(spec) for spec in specs)
-    if not dense or all(spec.shape[0] is not None for spec in specs):
+    if least == 1 or not dense or all(spec.shape[0] is not None for spec in specs):
         return dataset
     nothing = tf.nest.map_structure(
         lambda spec: tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype), dataset.element_spec
@@ -118,6 +119,8 @@ def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False
         is_first = total * (number - 1) // of < begin
         return Part(rows, share, tf.stack([tf.cast(one, tf.float32) for one in (copies, is_first)]))
 
+    if of == 1 and not weighed:
+        return dataset
     if count == 1:
         only = as_written(lambda *batch: cut(_element(dataset, batch), first))
         return dataset.map(only, num_parallel_calls=tf.data.AUTOTUNE)
@@ -210,11 +213,12 @@ def share_batches(trainer: ModuleType) -> None:
         elif collective and not self.steps_per_epoch:
             dataset = _counted(self.data_adapter, dataset)
             self._num_batches = self.data_adapter.num_batches
-        self._trainjob_is_open = collective and not (self.steps_per_epoch or self._num_batches)
+        is_ours = is_mirrored(distribute_strategy)
+        self._trainjob_is_open = is_ours and not (self.steps_per_epoch or self._num_batches)
         is_for_writer = training and current_process().is_writer and current_process().task.num_workers > 1
         if is_for_writer and collective and (call is None or call.reads_over):  # the library says it itself
             _tell_once(_sentence(self, dataset))
-        self._trainjob_endless = training and collective and _may_go_on(self, dataset)
+        self._trainjob_endless = training and is_ours and _may_go_on(self, dataset)
         self._distributed_dataset = _distributed(self, dataset, size)
 
     @functools.wraps(base_get)
@@ -316,7 +320,8 @@ def _may_go_on(epoch: Any, dataset: Any) -> bool:
     Data made in Python gets a call at each epoch's end, and may change then.
     """
     call = current_process().call
-    is_known = call is not None and call.executions is not None and not epoch.steps_per_epoch
+    is_known = call is not None and call.executions is not None
+    is_known = is_known and not (epoch.steps_per_epoch or epoch._trainjob_is_open)
     kind = type(epoch.data_adapter).__name__
     is_known = is_known and not epoch._trainjob_order.needs_iterators and epoch._trainjob_files is None
     return is_known and kind in ("ArrayDataAdapter", "TFDatasetAdapter") and _is_ours_to_share(dataset)
@@ -373,7 +378,7 @@ def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
     strategy = epoch._distribute_strategy
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
-    if not is_collective(strategy) or not _is_ours_to_share(dataset):
+    if not is_mirrored(strategy) or not _is_ours_to_share(dataset):
         return read_on_cpu(strategy, strategy.experimental_distribute_dataset(dataset))
     replicas = strategy.num_replicas_in_sync
     files = epoch._trainjob_files

@@ -1,6 +1,6 @@
 """Many batches in one call under Keras's own `fit` and `evaluate`, if no callback has to see each of them.
 
-Keras calls TensorFlow once per batch (`steps_per_execution`), and with several workers reduces every metric
+Keras calls TensorFlow once per batch (`steps_per_execution`), and with several devices reduces every metric
 over them each time. Here a call takes as many batches as fit in half a second; the workers' metrics are
 reduced at the end of an epoch. If a callback of the script asks for batches, it gets Keras's calls, with
 reduced metrics. Models that `takes_many` excludes are left to Keras, one call per batch; their metrics too
@@ -24,12 +24,14 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.distribution.collective import broadcast, is_collective
+from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
 from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.fit_call import FitCall, Seen
-from trainjob_trainer.plain.keras_repair import fit_class, is_collective, of_one_replica
+from trainjob_trainer.plain.keras_repair import fit_class, of_one_replica
 from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
 from trainjob_trainer.reporting.progress import notice
 
@@ -153,14 +155,14 @@ def takes_many(model: Any) -> bool:
     call = current_process().call
     if call is not None and call.any_step:
         return not model.run_eagerly
-    if model.run_eagerly or not is_collective(model.distribute_strategy):
+    if model.run_eagerly or not is_mirrored(model.distribute_strategy):
         return False
     return are_keras_own(type(model), _KERAS_OWN) and are_keras_own(type(model.optimizer), _OPTIMIZERS_OWN)
 
 
 def is_left_to_keras(model: Any) -> bool:
-    """Return whether several workers train a model by Keras's own calls."""
-    return is_collective(model.distribute_strategy) and not takes_many(model)
+    """Return whether a model of a mirrored strategy is trained by Keras's own calls."""
+    return is_mirrored(model.distribute_strategy) and not takes_many(model)
 
 
 def metrics_may_wait(model: Any) -> bool:
@@ -181,10 +183,8 @@ def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]
     if call is None:
         return None
     strategy = model.distribute_strategy
-    if not is_collective(strategy):
+    if not is_mirrored(strategy):
         return None
-    from trainjob_trainer.distribution.collective import broadcast  # noqa: PLC0415 - needs all of TensorFlow
-
     call.seen = Seen.by_any(strategy, process.task, callbacks)
     if call.seen.batches or not takes_many(model):
         return None
@@ -216,7 +216,7 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
         from trainjob_trainer.plain.traced_steps import KerasSteps, TracedSteps  # noqa: PLC0415
 
         many, jit_compile = takes_many(self), self.jit_compile
-        if many or is_collective(self.distribute_strategy):
+        if many or is_mirrored(self.distribute_strategy):
             step_function = in_parts(self, step_function, is_writer=current_process().is_writer)
             jit_compile = False  # Keras would compile the collectives, too
         with assigned(self, "jit_compile", jit_compile):
@@ -229,6 +229,8 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
             except tf.errors.FailedPreconditionError as error:
                 if "contain an infinite number of elements" not in str(error):
                     raise
+                if not is_collective(self.distribute_strategy):
+                    raise StopIteration from error
                 raise InvalidConfiguration(_ENDED) from error
 
         function.steps = steps  # type: ignore[attr-defined]
@@ -325,7 +327,7 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is not None and use is Use.FIT:
             self._trainjob_go_on(call)
         steps = self.steps_per_epoch or self._num_batches or 0
-        is_ours = is_collective(self._distribute_strategy) or (call is not None and call.any_step)
+        is_ours = is_mirrored(self._distribute_strategy) or (call is not None and call.any_step)
         if not is_ours or self._trainjob_is_open:
             calls = original(self)
             passed = call.batches_before if call is not None and use is Use.FIT else 0
