@@ -122,6 +122,7 @@ def take_many_batches(trainer: ModuleType) -> None:
     if hasattr(kind._make_function, "__wrapped__") or not has_expected_shape(trainer):
         return
     kind._make_function = _making(kind._make_function)
+    kind._resolve_auto_jit_compile = _resolving(kind._resolve_auto_jit_compile)
     kind._get_metrics_result_or_logs = _reading(kind._get_metrics_result_or_logs)
     kind.reset_metrics = _resetting(kind.reset_metrics)
     kind.evaluate = _evaluating(kind.evaluate)
@@ -207,6 +208,23 @@ _ENDED = (
 )
 
 
+def _compiles_in_parts(strategy: Any) -> bool:
+    return is_mirrored(strategy) or type(strategy).__name__.startswith("OneDeviceStrategy")
+
+
+def _resolving(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have `jit_compile="auto"` mean under a strategy what it means without: XLA on GPUs."""
+
+    @functools.wraps(original)
+    def _resolve_auto_jit_compile(self: Any) -> bool:
+        strategy = self._distribute_strategy
+        is_left_out = strategy is not None and not _compiles_in_parts(strategy)
+        with assigned(self, "_distribute_strategy", strategy if is_left_out else None):
+            return bool(original(self))
+
+    return _resolve_auto_jit_compile
+
+
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
@@ -216,7 +234,7 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
         from trainjob_trainer.plain.traced_steps import KerasSteps, TracedSteps  # noqa: PLC0415
 
         many, jit_compile = takes_many(self), self.jit_compile
-        if many or is_mirrored(self.distribute_strategy):
+        if many or _compiles_in_parts(self.distribute_strategy):
             step_function = in_parts(self, step_function, is_writer=current_process().is_writer)
             jit_compile = False  # Keras would compile the collectives, too
         with assigned(self, "jit_compile", jit_compile):
