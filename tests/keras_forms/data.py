@@ -299,7 +299,7 @@ def records(scope):
     return outcome
 
 
-@form(killed=True)
+@form(only=True, killed=True)
 def records_by_file(scope):
     found, model = Records([25, 25, 25, 25]), dense(scope)
     data = by_file(found.read().batch(24).prefetch(1))
@@ -347,6 +347,7 @@ def evaluation_of_unequal_records_by_file(scope):
 
 
 @form(
+    only=True,
     differs={
         "weights": ("the workers' batches hold other words than those of one process", 0.5),
         "history": ("the workers' batches hold other words than those of one process", 0.5),

@@ -420,7 +420,7 @@ def metrics_of_many_kinds(scope):
     return seen(model, history)
 
 
-@form(differs={"weights": ("bfloat16 rounds the gradient of each worker's part", 1e-3)})
+@form(only=True, differs={"weights": ("bfloat16 rounds the gradient of each worker's part", 1e-3)})
 def mixed_precision(scope):
     x, y = numbers()
     with scope():

@@ -84,3 +84,9 @@ def test_one_worker_is_refused_nothing_and_differs_in_what_is_stated_of_it(tmp_p
     assert (one.differs, one.refused, one.killed) == ({"rows": Differs("that", 1.0)}, "", False)
     assert (two.differs, two.refused, two.killed) == ({"weights": Differs("why", 0.5)}, "no", True)
     assert (three.refused, three.killed) == ("no", False)
+
+
+def test_what_depends_on_the_number_of_workers_is_run_with_those_that_are_stated(tmp_path: Path) -> None:
+    file = tmp_path / "models.py"
+    file.write_text("@form(workers=2, only=True)\ndef first(scope): ...\n")
+    assert [each.workers for each in forms_in(file, (1, 2, 3))] == [1, 2]

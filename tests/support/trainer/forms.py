@@ -108,10 +108,12 @@ def form(
     refused: str = "",
     ends_with_epoch: int = -1,
     alone: dict[str, tuple[Any, ...]] | None = None,
+    only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """State what is expected of a form; see `Form`. Arguments are literals: they are read, not run.
 
-    With one worker of one device nothing is refused, and nothing differs but what `alone` states.
+    With one worker of one device nothing is refused, and nothing differs but what `alone` states. With
+    `only`, what several workers do depends on their number, and no other is tried.
 
     Of several numbers of workers, each makes a form: `name-2` and `name-3`; the largest is `killed`.
     """
@@ -135,7 +137,8 @@ def forms_in(file: Path, workers: tuple[int, ...] = ()) -> list[Form]:
                 )
                 own = stated.pop("workers", 2)
                 counts = own if isinstance(own, tuple) else (own,)
-                for count in sorted({*counts, *workers}):
+                tried = {1} & {*workers} if stated.pop("only", False) else workers
+                for count in sorted({*counts, *tried}):
                     is_alone = count * stated.get("devices", 1) == 1
                     differs = alone if is_alone else by_several
                     form_ = Form(
