@@ -40,7 +40,7 @@ def in_parts(model: Any, step: Callable[..., Any], *, is_writer: bool) -> Callab
             announce(f"XLA (jit_compile) is left out: {reason}")
 
     own = reason_against(model)
-    if own is not None:
+    if own is not None and step.__name__ != "predict_step":
         leave_out(own)
 
     @functools.wraps(step)

@@ -122,6 +122,7 @@ def take_many_batches(trainer: ModuleType) -> None:
     if hasattr(kind._make_function, "__wrapped__") or not has_expected_shape(trainer):
         return
     kind._make_function = _making(kind._make_function)
+    kind.make_predict_function = _predicting(kind.make_predict_function)
     kind._resolve_auto_jit_compile = _resolving(kind._resolve_auto_jit_compile)
     kind._get_metrics_result_or_logs = _reading(kind._get_metrics_result_or_logs)
     kind.reset_metrics = _resetting(kind.reset_metrics)
@@ -180,11 +181,8 @@ def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
 
 def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> StepsPerExecution | None:
     """Return the steps per execution of a `fit` with the script's callbacks; None: as many as Keras's."""
-    call = process.call
-    if call is None:
-        return None
-    strategy = model.distribute_strategy
-    if not is_mirrored(strategy):
+    call, strategy = process.call, model.distribute_strategy
+    if call is None or not is_mirrored(strategy):
         return None
     call.seen = Seen.by_any(strategy, process.task, callbacks)
     if call.seen.batches or not takes_many(model):
@@ -223,6 +221,35 @@ def _resolving(original: Callable[..., Any]) -> Callable[..., Any]:
             return bool(original(self))
 
     return _resolve_auto_jit_compile
+
+
+class _With:
+    """A model, with other attributes for Keras's maker of a function, which also sets some."""
+
+    def __init__(self, model: Any, **others: Any) -> None:
+        self.__dict__.update(others, _model=model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _predicting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile predictions with XLA as `in_parts` has it."""
+
+    @functools.wraps(original)
+    def make_predict_function(self: Any, force: bool = False) -> Any:
+        from trainjob_trainer.engine.stepping import in_parts  # noqa: PLC0415 - Keras is imported just now
+
+        is_made = self.predict_function is not None and not force
+        if self.jit_compile and not is_made and _compiles_in_parts(self.distribute_strategy):
+            step = in_parts(self, self.predict_step, is_writer=current_process().is_writer)
+            other = _With(self, predict_step=step, jit_compile=False)
+            original(other, force)
+            self.predict_function = other.predict_function
+            return self.predict_function
+        return original(self, force)
+
+    return make_predict_function
 
 
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
