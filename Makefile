@@ -15,7 +15,7 @@ PACKAGES := operator/src trainer/src testbed release tests examples benchmarks
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fleet test-keras test-next check docs pictures format generate release-check version first-steps cluster-up cluster-down \
+.PHONY: help run test test-fleet test-keras test-gpu test-next check docs pictures format generate release-check version first-steps cluster-up cluster-down \
     kind-e2e clean
 
 help:  ## Show what there is.
@@ -26,13 +26,17 @@ run: $(SYNCED)  ## Train the digits example here: two workers and an evaluator. 
 
 test: check $(OLDEST)  ## Check and run all tests, side by side. ARGS='-k name' runs some.
 	@$(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 --ignore=tests/fleet \
-	    --ignore=tests/keras_own/whole $(ARGS)
+	    --ignore=tests/keras_own/whole --ignore=tests/gpu $(ARGS)
 
 test-fleet: $(SYNCED)  ## Run the tests that take minutes each: fleets, several nodes, other versions. ARGS='-k name' runs some.
 	@$(BIN)/pytest --durations=10 tests/fleet $(ARGS)
 
-test-keras: $(SYNCED)  ## Run Keras's own tests under two workers, whole files of them. ARGS='-k trainer' runs some.
-	@$(BIN)/pytest --durations=10 tests/keras_own/whole $(ARGS)
+test-keras: $(SYNCED)  ## Run Keras's own tests under two workers, and every form with 1, 2 and 3. ARGS='-k trainer' runs some.
+	@FORMS_WORKERS=1,2,3 $(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 tests/keras_forms \
+	    tests/keras_own/whole $(ARGS)
+
+test-gpu: $(SYNCED)  ## On a machine with an NVIDIA GPU: forms, ResNet-50 beside Keras alone, doctor, a profile, a kill.
+	@$(BIN)/pytest --durations=10 tests/gpu $(ARGS)
 
 test-next: | $(UV)  ## Try the newest TensorFlow and Keras, pre-releases included. ARGS='-k name' runs some.
 	UV_PROJECT_ENVIRONMENT=.venv-next $(UV) sync --quiet --locked --compile-bytecode

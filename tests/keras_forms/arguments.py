@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from support.trainer.form_values import classes, dense, numbers, seen
 from support.trainer.forms import form
@@ -123,6 +124,26 @@ def default_batch_size(scope):
 @form()
 def compiled_by_xla(scope):
     return fitted(scope, dense(scope, jit_compile=True))
+
+
+class Words(keras.layers.Layer):
+    """XLA knows no strings."""
+
+    def call(self, x):
+        return x + 0.1 * tf.strings.to_number(tf.strings.as_string(tf.stop_gradient(x)))
+
+
+@form(workers=(1, 2))
+def what_xla_can_not_compile(scope):
+    x, y = numbers()
+    with scope():
+        layers = [keras.layers.Dense(4), Words(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((4,)), *layers])
+        model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=tf.distribute.has_strategy())
+    before = model.predict(x, verbose=0)
+    model.jit_compile = tf.distribute.has_strategy()  # each call finds out by itself
+    history = model.fit(x, y, epochs=2, verbose=0)
+    return seen(model, history, before=before, evaluated=model.evaluate(x, y, verbose=0))
 
 
 @form()

@@ -104,7 +104,7 @@ def evaluate_before_and_after_fit(scope):
     return seen(model, history, before=before, after=model.evaluate(x, y, verbose=0, return_dict=True))
 
 
-@form()
+@form(workers=(1, 2))
 def predict_rows_that_nothing_divides(scope):
     x, _ = numbers(101)
     return seen(predictions=dense(scope).predict(x, verbose=0))
@@ -149,7 +149,7 @@ def model_outside_the_scope(scope):
     return seen(model, model.fit(x, y, epochs=1, **KEPT))
 
 
-@form(devices=2)
+@form(workers=(1, 2), devices=2)
 def fit_on_several_devices(scope):
     x, y = numbers()
     model = dense(scope)
@@ -193,7 +193,7 @@ def compiled_outside_the_scope_for_several_devices(scope):
     return seen(model, model.fit(x, y, batch_size=24, epochs=2, shuffle=False, verbose=0))
 
 
-@form(devices=2)
+@form(workers=(1, 2), devices=2)
 def predict_on_several_devices(scope):
     x, _ = numbers()
     return seen(predictions=dense(scope).predict(x, verbose=0))

@@ -366,13 +366,14 @@ def in_batch_negatives(_, y, prediction):
 
 
 @form(
+    only=True,
     differs={
         "dice": ("a ratio of sums over each worker's rows", 0.1),
         "of_positives": ("each worker has its own number of positive rows", 1.0),
         "root": ("the root of each worker's mean", 0.5),
         "in_batch_negatives": ("each worker's rows are compared with each other", 1.0),
         "largest": ("the workers' largest values are summed", 5.0),
-    }
+    },
 )
 def losses_and_metrics_of_each_workers_rows(scope):
     return run(

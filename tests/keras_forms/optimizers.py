@@ -84,6 +84,7 @@ def muon(scope):
         "weights": ("Keras loses the first values of its averages where one process builds it in fit", 2.0),
         "history": ("as the weights", 1.0),
     },
+    alone={"weights": ("as with several workers", 2.0), "history": ("as the weights", 1.0)},
 )
 def schedule_free_adamw(scope):
     return trained(scope, lambda: keras.optimizers.ScheduleFreeAdamW(0.01))

@@ -184,7 +184,7 @@ def of_unknown_length(scope, **compiled):
     return seen(model, history, evaluated=evaluated, predicted=predicted, batches=batches.numbers)
 
 
-@form(workers=3)
+@form(workers=(1, 3))
 def generators_that_end(scope):
     return of_unknown_length(scope)
 
@@ -204,27 +204,6 @@ def generator_that_a_callback_ends(scope):
     return seen(model, model.fit(pieces(repeats=100), callbacks=[AtThree()], verbose=0))
 
 
-@form(refused="the data ended within an epoch of steps_per_epoch batches")
+@form(workers=(1, 2), refused="the data ended within an epoch of steps_per_epoch batches")
 def generator_that_ends_within_an_epoch(scope):
     return seen(history=dense(scope).fit(pieces(64), steps_per_epoch=6, verbose=0))
-
-
-@form(workers=1)
-def all_of_them_with_one_worker(scope):
-    forms = (
-        three_steps_a_call,
-        more_steps_a_call_than_batches,
-        three_steps_a_call_in_epochs_of_four,
-        numbers_of_python_in_the_logs,
-        compiled_by_xla_in_all_methods,
-        built_by_an_odd_batch,
-        called_on_a_row_outside_the_scope,
-        input_of_a_whole_batch,
-        ragged_words,
-        generators_that_end,
-    )
-    outcomes = {}
-    for one in forms:
-        keras.utils.set_random_seed(7)
-        outcomes[one.__name__] = one(scope)
-    return outcomes

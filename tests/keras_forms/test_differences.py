@@ -60,14 +60,33 @@ def test_forms_are_read_without_running_their_file(tmp_path: Path) -> None:
     file = tmp_path / "models.py"
     file.write_text(
         "import nothing_of_this_name\n\n\n"
-        '@form(workers=3, differs={"weights": ("why", 0.5)}, defect="wrong", shows="off")\n'
+        '@form(workers=3, differs={"weights": ("why", 0.5)}, refused="no", defect="wrong", shows="off")\n'
         "def first(scope): ...\n\n\n"
         "@form(workers=(1, 3))\ndef second(scope): ...\n\n\ndef third(scope): ...\n"
     )
     first, second, again = forms_in(file)
     assert (first.group, first.differs["weights"]) == ("models/3x1", Differs("why", 0.5))
-    assert (first.defect, first.shows) == ("wrong", "off")
+    assert (first.defect, first.shows, first.refused) == ("wrong", "off", "no")
     assert [(one.name, one.group) for one in (second, again)] == [
         ("second-1", "models/1x1"),
         ("second-3", "models/3x1"),
     ]
+
+
+def test_one_worker_is_refused_nothing_and_differs_in_what_is_stated_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "models.py"
+    file.write_text(
+        '@form(differs={"weights": ("why", 0.5)}, alone={"rows": ("that", 1.0)}, refused="no", killed=True)\n'
+        "def first(scope): ...\n"
+    )
+    one, two, three = forms_in(file, (1, 2, 3))
+    assert [each.name for each in (one, two, three)] == ["first-1", "first", "first-3"]
+    assert (one.differs, one.refused, one.killed) == ({"rows": Differs("that", 1.0)}, "", False)
+    assert (two.differs, two.refused, two.killed) == ({"weights": Differs("why", 0.5)}, "no", True)
+    assert (three.refused, three.killed) == ("no", False)
+
+
+def test_what_depends_on_the_number_of_workers_is_run_with_those_that_are_stated(tmp_path: Path) -> None:
+    file = tmp_path / "models.py"
+    file.write_text("@form(workers=2, only=True)\ndef first(scope): ...\n")
+    assert [each.workers for each in forms_in(file, (1, 2, 3))] == [1, 2]

@@ -1,5 +1,9 @@
-"""Each form, run by one process and by several workers, ends with the same numbers, or as it states."""
+"""Each form, run by one process and by several workers, ends with the same numbers, or as it states.
 
+With FORMS_WORKERS=1,2,3 each is run with so many workers, besides the number that it states.
+"""
+
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,9 @@ from support.trainer.forms import (
     run_killed,
 )
 
-FORMS = [form for file in sorted(Path(__file__).parent.glob("[!t]*.py")) for form in forms_in(file)]
+WORKERS = tuple(map(int, filter(None, os.environ.get("FORMS_WORKERS", "").split(","))))
+FILES = sorted(Path(__file__).parent.glob("[!t]*.py"))
+FORMS = [form for file in FILES for form in forms_in(file, WORKERS)]
 GROUPS = {form.group: [one for one in FORMS if one.group == form.group] for form in FORMS}
 
 

@@ -54,6 +54,7 @@ def test_what_each_worker_gives_comes_in_the_order_of_their_ranks(monkeypatch: p
         return [mine + theirs for mine, theirs in zip(offered, others, strict=True)]
 
     monkeypatch.setattr(collective, "_added", added)
+    monkeypatch.setattr(collective, "is_collective", lambda _: True)
     assert gather(None, Task("worker", 0, cluster), 8) == [7, 8, 9]
 
 

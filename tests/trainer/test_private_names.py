@@ -57,6 +57,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "_flatten_layers": (keras.Model, "(self, include_self=True, recursive=True)"),
     "_get_file_path": (keras.callbacks.ModelCheckpoint, "(self, epoch, batch, logs)"),
     "_get_iterator": (Epochs, "(self)"),
+    "_resolve_auto_jit_compile": (Trainer, "(self)"),
     "_get_metrics_result_or_logs": (Trainer, "(self, logs)"),
     "_get_variable_index": (keras.optimizers.Optimizer, "(self, variable)"),
     "_get_variable_creator_initial_value": (

@@ -101,7 +101,7 @@ def test_the_report_says_how_long_the_input_was_waited_for(tmp_path: Path) -> No
     assert (report["stepSeconds"], report["workSeconds"], report["inputSeconds"]) == (0.5, 0.3, 0.1)
 
 
-def test_others_than_the_writer_write_nothing(tmp_path: Path) -> None:
+def test_others_than_the_writer_write_the_figures_of_their_gpus(tmp_path: Path) -> None:
     task = Task("worker", 1, {"worker": ("a:1", "b:1")})
     environment = Environment.from_environment({"TRAINJOB_OUTPUT_DIR": str(tmp_path)}, task)
     store = CheckpointStore(environment.checkpoint_dir)
@@ -109,6 +109,17 @@ def test_others_than_the_writer_write_nothing(tmp_path: Path) -> None:
     world.call(10, after=20)
     world.recorder.record_epoch(100, {"loss": 0.5})
     world.recorder.end(Ending(100, 100, {}))
+    assert read_events(tmp_path / "logs/worker-1") == {"gpu_0/utilization": {10: 0.5, 100: 0.5}}
+    assert not (tmp_path / "logs/train").exists()
+
+
+def test_without_a_gpu_others_than_the_writer_write_nothing(tmp_path: Path) -> None:
+    task = Task("worker", 1, {"worker": ("a:1", "b:1")})
+    environment = Environment.from_environment({"TRAINJOB_OUTPUT_DIR": str(tmp_path)}, task)
+    me = Replica(
+        task, environment, CheckpointStore(environment.checkpoint_dir), ProgressFile(None), StopRequest()
+    )
+    Recorder(me, PLAN, Clock()).end(Ending(100, 100, {}))
     assert not list(tmp_path.rglob("events.*"))
 
 

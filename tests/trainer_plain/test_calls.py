@@ -27,7 +27,9 @@ from trainjob_trainer.plain.calls import (
     most_at_once,
     see_tests,
     sees_batches,
+    take_many_batches,
 )
+from trainjob_trainer.plain.keras_repair import fit_class
 from trainjob_trainer.reporting.progress import ProgressFile
 
 callbacks, adapters = keras.callbacks, keras.src.trainers.data_adapters
@@ -458,3 +460,26 @@ def test_metrics_wait_for_an_epochs_end_if_the_step_only_returns_them(
     assert steps.over_all is None
     assert reduced[-1]
     assert not any("result" in vars(metric) for metric in model.metrics)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "expected"),
+    [
+        (tf.distribute.MirroredStrategy, ("CPU", "GPU"), True),
+        (lambda: tf.distribute.OneDeviceStrategy("CPU:0"), ("CPU", "GPU"), True),
+        (tf.distribute.get_strategy, ("CPU", "GPU"), True),
+        (tf.distribute.MirroredStrategy, ("CPU",), False),
+    ],
+)
+def test_auto_means_under_a_strategy_what_it_means_without(
+    strategy: Any, devices: tuple[str, ...], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = importlib.import_module("keras.src.backend.tensorflow.trainer")
+    take_many_batches(trainer)
+    assert hasattr(fit_class(trainer)._resolve_auto_jit_compile, "__wrapped__")
+    with strategy().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        found = [SimpleNamespace(device_type=kind) for kind in devices]
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: found)
+        model.compile("sgd", "mse")
+    assert model.jit_compile is expected

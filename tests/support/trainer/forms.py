@@ -107,27 +107,50 @@ def form(
     resume_shows: str = "",
     refused: str = "",
     ends_with_epoch: int = -1,
+    alone: dict[str, tuple[Any, ...]] | None = None,
+    only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """State what is expected of a form; see `Form`. Arguments are literals: they are read, not run.
 
-    Of several numbers of workers, each makes a form: `name-2` and `name-3`.
+    With one worker of one device nothing is refused, and nothing differs but what `alone` states. With
+    `only`, what several workers do depends on their number, and no other is tried.
+
+    Of several numbers of workers, each makes a form: `name-2` and `name-3`; the largest is `killed`.
     """
     return lambda function: function
 
 
-def forms_in(file: Path) -> list[Form]:
-    """The forms of a file, which is parsed and not run: pytest's process needs no TensorFlow."""
+def forms_in(file: Path, workers: tuple[int, ...] = ()) -> list[Form]:
+    """The forms of a file, which is parsed and not run: pytest's process needs no TensorFlow.
+
+    `workers` are numbers of workers for all forms, besides those that they state.
+    """
     found = []
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         for call in decorators:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "form":
                 stated = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-                differs = {name: Differs(*words) for name, words in stated.pop("differs", {}).items()}
-                counts = stated.pop("workers", 2)
-                for count in counts if isinstance(counts, tuple) else (counts,):
-                    name = f"{node.name}-{count}" if isinstance(counts, tuple) else node.name
-                    found.append(Form(name, file, count, differs=differs, **stated))
+                by_several, alone, refused, killed = (
+                    stated.pop(name, default)
+                    for name, default in (("differs", {}), ("alone", {}), ("refused", ""), ("killed", False))
+                )
+                own = stated.pop("workers", 2)
+                counts = own if isinstance(own, tuple) else (own,)
+                tried = {1} & {*workers} if stated.pop("only", False) else workers
+                for count in sorted({*counts, *tried}):
+                    is_alone = count * stated.get("devices", 1) == 1
+                    differs = alone if is_alone else by_several
+                    form_ = Form(
+                        node.name if own == count else f"{node.name}-{count}",
+                        file,
+                        count,
+                        differs={name: Differs(*words) for name, words in differs.items()},
+                        refused="" if is_alone else refused,
+                        killed=killed and count == max(counts),
+                        **stated,
+                    )
+                    found.append(form_)
     return found
 
 

@@ -23,7 +23,7 @@ SECONDS_BETWEEN_FIGURES = 15.0
 
 
 class Recorder:
-    """Reports of one training; only the writer has a TensorBoard file."""
+    """Reports of one training; of other workers than the writer, TensorBoard gets the GPUs' figures alone."""
 
     def __init__(
         self,
@@ -39,8 +39,9 @@ class Recorder:
         self._clock = clock
         self._is_writer = replica.task.is_writer
         self._prints_lines = self._is_writer and prints_lines
-        self._summaries = Summaries(replica.environment.log_dir if self._is_writer else None)
-        self._machine = machine or Machine() if self._is_writer else None
+        logs = replica.environment.log_dir
+        self._summaries = Summaries(logs if self._is_writer else logs.with_name(replica.task.replica))
+        self._machine = machine or Machine()
         self._steps = 0
         self._seconds = self._known_seconds = self._waited = 0.0
         self._line_at = self._figures_at = self._metrics_at = clock()
@@ -81,7 +82,7 @@ class Recorder:
             input_seconds=own.input,
             **by_loss(logs),
         )
-        if self._is_writer and self._clock() - self._figures_at >= SECONDS_BETWEEN_FIGURES:
+        if self._clock() - self._figures_at >= SECONDS_BETWEEN_FIGURES:
             self._write_figures(step, logs)
 
     def record_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -89,7 +90,7 @@ class Recorder:
         self._replica.progress.update(**by_loss(metrics))
         if self._is_writer:
             add_to_history(self._replica.environment, step, metrics)
-        self._summaries.write(step, {**metrics, "examples_per_second": self._speed})
+            self._summaries.write(step, {**metrics, "examples_per_second": self._speed})
         self._metrics_at = self._clock()
         if self._prints_lines and self._clock() - self._line_at >= _SECONDS_BETWEEN_LINES:
             self._line_at = self._clock()
@@ -99,8 +100,7 @@ class Recorder:
 
     def end(self, ending: Ending) -> None:
         """Report that training has ended."""
-        if self._is_writer:
-            self._write_figures(ending.step, {})
+        self._write_figures(ending.step, {})
         self._summaries.flush()
         self._replica.progress.update(
             state="finished",
@@ -114,7 +114,11 @@ class Recorder:
         """Write figures of step times and machine; in long epochs also this worker's metrics so far."""
         is_long = self._metrics_at <= self._figures_at
         self._figures_at = self._clock()
-        figures = self._machine.figures() if self._machine else {}
+        figures = self._machine.figures()
+        if not self._is_writer:
+            of_gpus = {name: value for name, value in figures.items() if name.startswith("gpu_")}
+            self._summaries.write(step, of_gpus)
+            return
         if self._steps:
             figures["step_seconds"] = self._seconds / self._steps
         if self._known_seconds > 0:  # two clocks measure them

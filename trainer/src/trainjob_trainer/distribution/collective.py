@@ -15,12 +15,18 @@ from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.task import Task
 
 
+def is_collective(strategy: Any) -> bool:
+    """Return whether the strategy is a MultiWorkerMirroredStrategy of at least two processes."""
+    kinds = {kind.__name__ for kind in type(strategy).__mro__}
+    return "CollectiveAllReduceStrategy" in kinds and bool(strategy.extended._in_multi_worker_mode())
+
+
 def broadcast(strategy: Any, task: Task, values: Sequence[int]) -> list[int]:
     """Return the writer's 64-bit integers on every worker; all call it at the same point with equally many.
 
-    With a chief, only the chief runs the program, and it agrees with itself.
+    A process whose strategy is of itself alone agrees with itself.
     """
-    if task.num_workers == 1 or task.is_coordinator:
+    if not is_collective(strategy):
         return list(values)
     return _added(strategy, task, values if task.is_writer else [0] * len(values))
 
@@ -32,7 +38,7 @@ def gather(strategy: Any, task: Task, number: int) -> list[int]:
 
 def gather_all(strategy: Any, task: Task, numbers: Sequence[int]) -> list[list[int]]:
     """Return each worker's 64-bit integers by rank; all call it at the same point with equally many."""
-    if task.num_workers == 1 or task.is_coordinator:
+    if not is_collective(strategy):
         return [list(numbers)]
     count, workers = len(numbers), task.num_workers
     none = [0] * count

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import local_components, variable_name
-from trainjob_trainer.distribution.collective import gather_all
+from trainjob_trainer.distribution.collective import gather_all, is_collective
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task
 
@@ -31,11 +31,9 @@ def create_locally(strategy: Any, task: Task) -> None:
 
     A strategy of another kind, or of one worker, is not changed.
     """
-    extended = strategy.extended
     if "run" in vars(strategy):  # already done: both the library and the support for plain scripts call this
         return
-    workers = getattr(extended, "_num_workers", 1)
-    if workers > 1 and workers == task.num_workers and hasattr(extended, "_in_multi_worker_mode"):
+    if is_collective(strategy):
         InitialValues(strategy, task).install()
 
 

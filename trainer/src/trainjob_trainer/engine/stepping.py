@@ -28,24 +28,69 @@ from trainjob_trainer.reporting.progress import announce
 def in_parts(model: Any, step: Callable[..., Any], *, is_writer: bool) -> Callable[..., Any]:
     """Return a device's step, with what XLA can compile of it compiled if the model asks for XLA.
 
-    The writer logs why XLA can't be used.
+    What can't be compiled is left to TensorFlow, and the writer logs why. That is known while the step is
+    traced: no batch is lost, and all workers find the same.
     """
     if not model.jit_compile or model.run_eagerly:
         return step
-    trains = step.__name__ == "train_step"
-    reason = reason_against(model)
-    if reason is not None:
-        if trains and is_writer:
-            announce(f"jit_compile=True is left out: {reason}")
-        return step
+
+    def leave_out(reason: str) -> None:
+        model.jit_compile = False
+        if is_writer:
+            announce(f"XLA (jit_compile) is left out: {reason}")
+
+    own = reason_against(model)
+    if own is not None and step.__name__ != "predict_step":
+        leave_out(own)
 
     @functools.wraps(step)
     def compiled(data: Any) -> Any:
-        if trains:
-            return _train_step(model, data)
-        return tf.function(step, jit_compile=True, autograph=False)(data)  # for this device's variables
+        if not model.jit_compile:
+            return step(data)
+        # Each device has its own function, which holds that device's variables.
+        trains = step.__name__ == "train_step"
+        parts: Any = _passes(model) if trains else step
+        function = tf.function(parts, jit_compile=True, autograph=False)
+        reason = _reason_of_xla(function, data)
+        if reason is not None:
+            leave_out(reason)
+            return step(data)
+        return _applied(model, data, function(data), parts.have_fixed_rows) if trains else function(data)
 
     return compiled
+
+
+def _reason_of_xla(function: Any, data: Any) -> str | None:
+    """Return why XLA can't compile a function of the step that is being traced; None if it can.
+
+    XLA is asked for its program. Open dimensions get a size: which operations it knows doesn't depend on it.
+    """
+    concrete = function.get_concrete_function(data)
+    inputs = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+    try:
+        specs = [tf.TensorSpec([size or 8 for size in one.shape], one.dtype) for one in inputs]
+        with tf.device(tf.zeros([]).device), tf.init_scope():
+            importlib.import_module("tensorflow.python.eager.context").context().get_compiler_ir(
+                device_name=tf.identity(tf.zeros([])).device,
+                platform_name=None,
+                function_name=concrete.name,
+                flat_args=specs,
+                captured_inputs=[_outside(one) for one in concrete.captured_inputs],
+                stage="hlo",
+            )
+    except (ValueError, tf.errors.OpError) as error:
+        return str(error).removeprefix("Failed getting HLO text: '").partition("{{")[0].partition("\n")[0]
+    return None
+
+
+def _outside(tensor: Any) -> Any:
+    """Return the value outside all graphs that a captured tensor stands for; zeros for one of a graph."""
+    while hasattr(tensor, "graph"):
+        known = [one for one, inner in getattr(tensor.graph, "captures", ()) if inner is tensor]
+        if not known:
+            return tf.zeros([size or 8 for size in tensor.shape], tensor.dtype)
+        tensor = known[0]
+    return tensor
 
 
 def reason_against(model: Any) -> str | None:
@@ -59,13 +104,12 @@ def reason_against(model: Any) -> str | None:
     return None
 
 
-def _train_step(model: Any, data: Any) -> Any:
-    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+def _passes(model: Any) -> Any:
+    """Return the forward and the backward pass of a training step, as a function of a batch."""
     have_fixed_rows: list[bool] = []
 
-    # Each device has its own function, which holds that device's variables.
-    @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
-    def passes(x: Any, y: Any, weights: Any) -> Any:
+    def passes(data: Any) -> Any:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
             loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=True)
@@ -74,8 +118,13 @@ def _train_step(model: Any, data: Any) -> Any:
         have_fixed_rows[:] = map(has_fixed_rows, gradients)  # this is not visible outside
         return y_pred, loss, gradients
 
-    y_pred, loss, gradients = passes(x, y, weights)
-    for gradient, is_fixed in zip(gradients, have_fixed_rows, strict=True):
+    passes.have_fixed_rows = have_fixed_rows  # type: ignore[attr-defined]
+    return passes
+
+
+def _applied(model: Any, data: Any, passed: Any, are_fixed: list[bool]) -> Any:
+    (x, y, weights), (y_pred, loss, gradients) = keras.utils.unpack_x_y_sample_weight(data), passed
+    for gradient, is_fixed in zip(gradients, are_fixed, strict=True):
         if is_fixed:
             gradient.has_fixed_rows = True
     model.optimizer.scale_loss(loss)  # for watchers of the loss, which can't see the call in `passes`

@@ -38,12 +38,13 @@ from trainjob_trainer.data.batches import (
 )
 from trainjob_trainer.data.batches import part_of as part_of_worker
 from trainjob_trainer.data.same_rows import SameRows
+from trainjob_trainer.distribution.collective import is_collective
+from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.replica_share import Part, count_as_in_one_process
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import file_shards
 from trainjob_trainer.plain.calls import UNEQUAL_ROWS, Shapes, Use
 from trainjob_trainer.plain.fit_call import FitCall, ScriptCall
-from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.reporting.progress import announce, notice
@@ -73,7 +74,7 @@ def static_batch_size(dataset: Any) -> int | None:
 def are_equal(dataset: Any, parts: int) -> bool:
     """Return whether each batch is known to have equal parts, as with `drop_remainder=True`."""
     sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if _is_batched(spec)]
-    return all(size is not None and size % parts == 0 for size in sizes)
+    return parts == 1 or all(size is not None and size % parts == 0 for size in sizes)
 
 
 def fill_rest(dataset: Any, least: int) -> Any:
@@ -84,7 +85,7 @@ def fill_rest(dataset: Any, least: int) -> Any:
     """
     specs = tf.nest.flatten(dataset.element_spec)
     dense = all(isinstance(spec, tf.TensorSpec) and _is_batched(spec) for spec in specs)
-    if not dense or all(spec.shape[0] is not None for spec in specs):
+    if least == 1 or not dense or all(spec.shape[0] is not None for spec in specs):
         return dataset
     nothing = tf.nest.map_structure(
         lambda spec: tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype), dataset.element_spec
@@ -140,6 +141,8 @@ def part(
         is_first = total * (number - 1) // of < begin
         return Part(rows, share, tf.stack([tf.cast(one, tf.float32) for one in (copies, is_first)]))
 
+    if of == 1 and not weighed:
+        return dataset
     if count == 1:
         only = as_written(lambda *batch: cut(_element(dataset, batch), first))
         return dataset.map(only, num_parallel_calls=tf.data.AUTOTUNE if reads_ahead else None)
@@ -218,7 +221,6 @@ def share_batches(trainer: ModuleType) -> None:
         self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         self._trainjob_use = Use.of(kwargs)
-        collective = is_collective(distribute_strategy)
         base_init(self, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
         self._trainjob_order = Order()
@@ -234,7 +236,9 @@ def share_batches(trainer: ModuleType) -> None:
             call.data = self
         if isinstance(dataset, tf.data.Dataset):
             dataset = _prepared(self, dataset.with_options(_deterministic()))
-        self._trainjob_is_open = collective and not (self.steps_per_epoch or self._num_batches)
+        self._trainjob_is_open = is_mirrored(distribute_strategy) and not (
+            self.steps_per_epoch or self._num_batches
+        )
         if isinstance(dataset, tf.data.Dataset):
             self._distributed_dataset = _distributed(self, dataset)
 
@@ -276,7 +280,9 @@ def _prepared(epoch: Any, dataset: Any) -> Any:
         epoch._num_batches = epoch.data_adapter.num_batches
     if training and collective and process.is_writer and process.task.num_workers > 1:
         _tell_once(_sentence(epoch, dataset))
-    epoch._trainjob_endless = training and collective and _may_go_on(epoch, dataset)
+    epoch._trainjob_endless = (
+        training and is_mirrored(epoch._distribute_strategy) and _may_go_on(epoch, dataset)
+    )
     return _bounded(epoch, dataset, call.epochs - call.epoch) if training and call is not None else dataset
 
 
@@ -478,7 +484,7 @@ def _go_on(epoch: Any, call: FitCall) -> None:
 def _distributed(epoch: Any, dataset: Any) -> Any:
     """Distribute the data set, so that each worker reads its own part."""
     strategy = epoch._distribute_strategy
-    if not is_collective(strategy) or not _is_ours_to_share(dataset):
+    if not is_mirrored(strategy) or not _is_ours_to_share(dataset):
         return read_on_cpu(strategy, strategy.experimental_distribute_dataset(dataset))
     replicas = strategy.num_replicas_in_sync
     files = epoch._trainjob_files

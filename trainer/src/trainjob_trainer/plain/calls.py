@@ -1,6 +1,6 @@
 """Many batches in one call under Keras's own `fit` and `evaluate`, if no callback has to see each of them.
 
-Keras calls TensorFlow once per batch (`steps_per_execution`), and with several workers reduces every metric
+Keras calls TensorFlow once per batch (`steps_per_execution`), and with several devices reduces every metric
 over them each time. Here a call takes as many batches as fit in half a second; the workers' metrics are
 reduced at the end of an epoch. If a callback of the script asks for batches, it gets Keras's calls, with
 reduced metrics. Models that `takes_many` excludes are left to Keras, one call per batch; their metrics too
@@ -25,12 +25,14 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.distribution.collective import broadcast, is_collective
+from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
 from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.fit_call import FitCall, Seen
-from trainjob_trainer.plain.keras_repair import fit_class, is_collective, of_one_replica
+from trainjob_trainer.plain.keras_repair import fit_class, of_one_replica
 from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
 from trainjob_trainer.reporting.progress import notice
 
@@ -125,6 +127,8 @@ def take_many_batches(trainer: ModuleType) -> None:
     if hasattr(kind._make_function, "__wrapped__") or not has_expected_shape(trainer):
         return
     kind._make_function = _making(kind._make_function)
+    kind.make_predict_function = _predicting(kind.make_predict_function)
+    kind._resolve_auto_jit_compile = _resolving(kind._resolve_auto_jit_compile)
     kind._get_metrics_result_or_logs = _reading(kind._get_metrics_result_or_logs)
     kind.reset_metrics = _resetting(kind.reset_metrics)
     kind.evaluate = _evaluating(kind.evaluate)
@@ -158,14 +162,14 @@ def takes_many(model: Any) -> bool:
     call = current_process().call
     if call is not None and call.any_step:
         return not model.run_eagerly
-    if model.run_eagerly or not is_collective(model.distribute_strategy):
+    if model.run_eagerly or not is_mirrored(model.distribute_strategy):
         return False
     return are_keras_own(type(model), _KERAS_OWN) and are_keras_own(type(model.optimizer), _OPTIMIZERS_OWN)
 
 
 def is_left_to_keras(model: Any) -> bool:
-    """Return whether several workers train a model by Keras's own calls."""
-    return is_collective(model.distribute_strategy) and not takes_many(model)
+    """Return whether a model of a mirrored strategy is trained by Keras's own calls."""
+    return is_mirrored(model.distribute_strategy) and not takes_many(model)
 
 
 def metrics_may_wait(model: Any) -> bool:
@@ -182,14 +186,9 @@ def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
 
 def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> StepsPerExecution | None:
     """Return the steps per execution of a `fit` with the script's callbacks; None: as many as Keras's."""
-    call = process.call
-    if call is None:
+    call, strategy = process.call, model.distribute_strategy
+    if call is None or not is_mirrored(strategy):
         return None
-    strategy = model.distribute_strategy
-    if not is_collective(strategy):
-        return None
-    from trainjob_trainer.distribution.collective import broadcast  # noqa: PLC0415 - needs all of TensorFlow
-
     call.seen = Seen.by_any(strategy, process.task, callbacks)
     if call.seen.batches or not takes_many(model):
         return None
@@ -207,8 +206,9 @@ def see_tests(callbacks: Any) -> bool:
 
 UNEQUAL_ROWS = "trainjob: unequal rows"
 """The text of an error of TensorFlow, of which `errors_explained` makes a sentence."""
+_ENDLESS = "contain an infinite number of elements"
 _CAUSES = {
-    "contain an infinite number of elements": (
+    _ENDLESS: (
         "the data ended within an epoch of steps_per_epoch batches, and several workers can't go on from "
         "there: pass as many steps as there are batches for all epochs, repeat() a tf.data.Dataset, or leave "
         "steps_per_epoch out; then the workers find its end together"
@@ -234,14 +234,62 @@ def errors_explained() -> Iterator[None]:
         raise
 
 
+def _compiles_in_parts(strategy: Any) -> bool:
+    return is_mirrored(strategy) or type(strategy).__name__.startswith("OneDeviceStrategy")
+
+
+def _resolving(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have `jit_compile="auto"` mean under a strategy what it means without: XLA on GPUs."""
+
+    @functools.wraps(original)
+    def _resolve_auto_jit_compile(self: Any) -> bool:
+        strategy = self._distribute_strategy
+        is_left_out = strategy is not None and not _compiles_in_parts(strategy)
+        with assigned(self, "_distribute_strategy", strategy if is_left_out else None):
+            return bool(original(self))
+
+    return _resolve_auto_jit_compile
+
+
+class _With:
+    """A model, with other attributes for Keras's maker of a function, which also sets some."""
+
+    def __init__(self, model: Any, **others: Any) -> None:
+        self.__dict__.update(others, _model=model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _predicting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile predictions with XLA as `in_parts` has it."""
+
+    @functools.wraps(original)
+    def make_predict_function(self: Any, force: bool = False) -> Any:
+        from trainjob_trainer.engine.stepping import in_parts  # noqa: PLC0415 - Keras is imported just now
+
+        is_made = self.predict_function is not None and not force
+        if self.jit_compile and not is_made and _compiles_in_parts(self.distribute_strategy):
+            step = in_parts(self, self.predict_step, is_writer=current_process().is_writer)
+            other = _With(self, predict_step=step, jit_compile=False)
+            original(other, force)
+            self.predict_function = other.predict_function
+            return self.predict_function
+        return original(self, force)
+
+    return make_predict_function
+
+
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
+        import tensorflow as tf  # noqa: PLC0415 - as below
+
         from trainjob_trainer.engine.stepping import in_parts  # noqa: PLC0415 - as below
         from trainjob_trainer.plain.traced_steps import KerasSteps, TracedSteps  # noqa: PLC0415
 
         many, jit_compile = takes_many(self), self.jit_compile
-        if many or is_collective(self.distribute_strategy):
+        if many or _compiles_in_parts(self.distribute_strategy):
             step_function = in_parts(self, step_function, is_writer=current_process().is_writer)
             jit_compile = False  # Keras would compile the collectives, too
         with assigned(self, "jit_compile", jit_compile):
@@ -249,7 +297,12 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
         steps = TracedSteps(self, step_function) if many else keras_steps
 
         def function(iterator: Any) -> Any:
-            return steps.take(iterator) if isinstance(iterator, Batches) else keras_steps.call(iterator)
+            try:
+                return steps.take(iterator) if isinstance(iterator, Batches) else keras_steps.call(iterator)
+            except tf.errors.FailedPreconditionError as error:
+                if is_collective(self.distribute_strategy) or _ENDLESS not in str(error):
+                    raise
+                raise StopIteration from error  # the data has ended within an epoch
 
         function.steps = steps  # type: ignore[attr-defined]
         call = current_process().call
@@ -347,7 +400,7 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is not None and use is Use.FIT:
             self._trainjob_go_on(call)
         steps = self.steps_per_epoch or self._num_batches or 0
-        is_ours = is_collective(self._distribute_strategy) or (call is not None and call.any_step)
+        is_ours = is_mirrored(self._distribute_strategy) or (call is not None and call.any_step)
         if not is_ours or self._trainjob_is_open:
             calls = original(self)
             passed = call.batches_before if call is not None and use is Use.FIT else 0

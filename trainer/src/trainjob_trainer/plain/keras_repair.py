@@ -1,9 +1,9 @@
-"""Repairs of Keras 3 under several workers.
+"""Repairs of Keras 3 under a mirrored strategy, of one worker or several.
 
 Three of them prevent errors of `fit`: two "PerReplica" errors (Keras issue 20585), and the refusal of a model
-without `call()`. They replace private functions, so they are applied only where Keras's source shows the
-fault; a test fails as soon as Keras fixes it. The others make `predict` and `predict_on_batch` return every
-row once, in order.
+without `call()`. The build reads no batch, which would advance a shuffled data set. They replace private
+functions, so they are applied only where Keras's source shows the fault; a test fails as soon as Keras fixes
+it. The others make `predict` and `predict_on_batch` return every row once, in order.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.replica_share import without_share
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.process import current_process
@@ -64,12 +65,6 @@ def has_reduce_fault(trainer: ModuleType) -> bool:
     return re.search(r'strategy\.reduce\("MEAN", v, axis=0\)', source) is not None
 
 
-def is_collective(strategy: Any) -> bool:
-    """Return whether the strategy is a MultiWorkerMirroredStrategy of at least two processes."""
-    kinds = {kind.__name__ for kind in type(strategy).__mro__}
-    return "CollectiveAllReduceStrategy" in kinds and bool(strategy.extended._in_multi_worker_mode())
-
-
 def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
     original = fit_class(trainer)._maybe_symbolic_build
 
@@ -87,8 +82,7 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
                 spec = _batch_spec(iterator)
                 self._symbolic_build(data_batch=spec) if has_call(self) else _build_by_its_step(self, spec)
             return
-        is_refused_alone = strategy.num_replicas_in_sync == 1 and not has_call(self)
-        if not (is_collective(strategy) or is_refused_alone):
+        if not is_mirrored(strategy):
             original(self, iterator=iterator, data_batch=data_batch)
             return
         if iterator is not None:
@@ -124,8 +118,7 @@ def bring_into_strategy(model: Any, variables: Sequence[Any]) -> None:
     device of a worker.
     """
     strategy, tf = model.distribute_strategy, importlib.import_module("tensorflow")
-    is_mirrored = "MirroredExtended" in {kind.__name__ for kind in type(strategy.extended).__mro__}
-    values = [(one, one.value) for one in variables] if is_mirrored else []
+    values = [(one, one.value) for one in variables] if is_mirrored(strategy) else []
     outside = [
         (one, value)
         for one, value in values
@@ -253,10 +246,10 @@ def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        if reduction == "concat" and is_collective(strategy):
+        if reduction == "concat" and is_mirrored(strategy):
             # A worker's rows are contiguous, in the order of its devices; Keras assumes another order.
             return trainer.tree.map_structure(lambda value: _gathered(strategy, value), values)
-        if reduction not in ("auto", "mean") or not is_collective(strategy):
+        if reduction not in ("auto", "mean") or not is_mirrored(strategy):
             return original(values, strategy, reduction)
         call = current_process().call
         if call is not None and not call.reduces:
@@ -293,7 +286,7 @@ def _repaired_predict_on_batch(trainer: ModuleType) -> Callable[..., Any]:
     @functools.wraps(original)
     def predict_on_batch(self: Any, x: Any) -> Any:
         strategy = self.distribute_strategy
-        if not is_collective(strategy):
+        if not is_mirrored(strategy):
             return original(self, x)
         self.make_predict_function()
         predict = getattr(self.predict_function, "on_this_worker", None)

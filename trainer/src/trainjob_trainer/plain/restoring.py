@@ -10,7 +10,7 @@ import keras
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
-from trainjob_trainer.distribution.collective import broadcast, check_same_weights
+from trainjob_trainer.distribution.collective import broadcast, check_same_weights, is_collective
 from trainjob_trainer.engine.callbacks import keep_files
 from trainjob_trainer.engine.model_state import further_groups, variable_groups
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
@@ -23,7 +23,7 @@ from trainjob_trainer.plain.fit_call import (
     ScriptCall,
     choose_plan,
 )
-from trainjob_trainer.plain.keras_repair import has_call, is_collective
+from trainjob_trainer.plain.keras_repair import has_call
 from trainjob_trainer.plain.process import PlainProcess, is_seeded_by_user
 from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import (
@@ -62,9 +62,8 @@ def restore(
         number, step, plan, before, read = _decide(process, call, call.identity)
     elif not is_collective(strategy):
         return  # it trains alone, and what is saved is another process's
-    if is_collective(strategy):
-        number, step, chosen, before = broadcast(strategy, process.task, [number, step, plan, before])
-        plan = ResumePlan(chosen)
+    number, step, chosen, before = broadcast(strategy, process.task, [number, step, plan, before])
+    plan = ResumePlan(chosen)
     if plan is ResumePlan.FINISHED:
         final, environment = process.trainings.root.final(), process.environment
         raise OutputFinished(
@@ -194,8 +193,7 @@ def _end_of(
     step = past[call.number - 1].step if call.number <= len(past) else 0
     if process.is_writer and step not in store.steps():
         step = 0
-    if is_collective(model.distribute_strategy):
-        step = broadcast(model.distribute_strategy, process.task, [step])[0]
+    (step,) = broadcast(model.distribute_strategy, process.task, [step])
     if step:
         return read_agreed(store, step, 0.0 if process.is_writer else ARRIVAL_SECONDS)
     if process.is_writer:
@@ -220,8 +218,7 @@ def _assign(process: PlainProcess, model: Any, host: HostGroups, *, with_optimiz
         further = further_groups(model)
         groups.update({name: further[name] for name in further if name in host})
     assign(groups, host)
-    if is_collective(model.distribute_strategy):
-        check_same_weights(model.distribute_strategy, process.task, groups)
+    check_same_weights(model.distribute_strategy, process.task, groups)
 
 
 def _go_on_from(process: PlainProcess, call: ScriptCall, state: FitState, step: int) -> None:

@@ -199,8 +199,7 @@ def meet(process: PlainProcess, model: Any, name: str) -> None:
     If one of them has ended instead, the leading agent sees that by the report. Raises InvalidConfiguration
     if another worker makes another call.
     """
-    from trainjob_trainer.distribution.collective import gather  # noqa: PLC0415 - needs all of TensorFlow
-    from trainjob_trainer.plain.keras_repair import is_collective  # noqa: PLC0415
+    from trainjob_trainer.distribution.collective import gather, is_collective  # noqa: PLC0415 - needs all of TensorFlow
 
     strategy, task = model.distribute_strategy, process.task
     if process.call is not None or not is_collective(strategy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
-from trainjob_trainer.distribution.collective import broadcast
+from trainjob_trainer.distribution.collective import broadcast, is_collective
 from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.model_state import create_random_state, tell_unsynchronized
@@ -24,7 +24,6 @@ from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_executions, errors_explained, reads_over
 from trainjob_trainer.plain.fit_call import ModelRecord, ResumePlan, SaveTimes, ScriptCall
-from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
 from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.strategy import bring_in, is_one_of_several, meet, report_alone
@@ -67,7 +66,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     call = _begin(process, model, arguments)
     if is_one_of_several(process.task) and not is_collective(model.distribute_strategy):
         report_alone(process, f"fit {call.number} has {type(model.distribute_strategy).__name__.lstrip('_')}")
-    if process.is_writer and is_collective(model.distribute_strategy):
+    if process.is_writer:
         tell_unsynchronized(model, model.distribute_strategy.num_replicas_in_sync)
     with model.distribute_strategy.scope():
         create_random_state()
@@ -75,9 +74,8 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     if getattr(model.train_function, "watched_for", None) is not reaction:
         model.train_function = None  # made by `train_on_batch`, for example, which does not watch gradients
     strategy = model.distribute_strategy
-    if process.task.num_workers == 1 or is_collective(strategy):
-        wanted = from_environment("compare_weights", os.environ, True)
-        call.weights = WeightsWatch(strategy, process.task, wanted=wanted)
+    wanted = from_environment("compare_weights", os.environ, True)
+    call.weights = WeightsWatch(strategy, process.task, wanted=wanted)
     call.executions = build_executions(process, model, users)
     isolate(users)
     data = dict(arguments)
@@ -106,17 +104,13 @@ def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> Scri
     record.calls += 1
     strategy = model.distribute_strategy
     every = from_environment("checkpoint_every", os.environ, None)
-
-    def agree(numbers: Sequence[int]) -> Sequence[int]:
-        return broadcast(strategy, process.task, numbers) if is_collective(strategy) else numbers
-
     call = ScriptCall(
         record=record,
         number=record.calls,
         epochs=int(arguments["epochs"]),
         metrics=OverAll(strategy, model),
         times=SaveTimes(every, process.step, within_epochs=reads_over()),
-        looks=Looks(agree),
+        looks=Looks(lambda numbers: broadcast(strategy, process.task, numbers)),
         every=every,
         epoch=int(arguments.get("initial_epoch") or 0),
         has_begun=True,

@@ -40,7 +40,7 @@ class Summaries:
                 for name, value in scalars.items():
                     tf.summary.scalar(name, value)
 
-        if self._folder is not None and time.monotonic() >= self._silent_until:
+        if scalars and self._folder is not None and time.monotonic() >= self._silent_until:
             self._try(write)
 
     def flush(self) -> None:
