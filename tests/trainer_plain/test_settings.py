@@ -44,7 +44,7 @@ def test_two_workers_train_as_one_with_own_steps_and_unequal_parts(tmp_path: Pat
         ended = run(root, workers, CASES=";".join(STEPS_AND_PARTS))
         assert all(replica.code == 0 for replica in ended.values()), ended["worker-0"].log
         assert "globalBatch" not in ended["worker-0"].progress, "any number of workers can share it"
-    left_out = "trainjob: jit_compile=True is left out: OwnStep has a train_step of its own"
+    left_out = "trainjob: XLA (jit_compile) is left out: OwnStep has a train_step of its own"
     assert ended["worker-0"].log.count(left_out) == 1
     expected, found, others = weights(one), weights(two), weights(two, "worker-1")
     for name in expected.files:
@@ -64,7 +64,7 @@ def test_nan_ends_the_script_and_names_step_and_worker(case: str, tmp_path: Path
 
 
 def test_nan_that_no_traced_step_sees_is_never_saved(tmp_path: Path) -> None:
-    ended = run(tmp_path, workers=1, CASES="clipped", BAD_BATCH="3")
+    ended = run(tmp_path, workers=1, CASES="accumulation, own step", BAD_BATCH="3")
     assert ended["worker-0"].code == ExitCode.NOT_FINITE, ended["worker-0"].log
     assert "so no checkpoint is written" in ended["worker-0"].progress["error"]["message"]
     assert not list((tmp_path / "checkpoints").glob("step-*"))

@@ -127,7 +127,7 @@ def take_many_batches(trainer: ModuleType) -> None:
     if hasattr(kind._make_function, "__wrapped__") or not has_expected_shape(trainer):
         return
     kind._make_function = _making(kind._make_function)
-    kind.make_predict_function = _predicting(kind.make_predict_function)
+    kind.make_predict_function = _making_predictions(kind.make_predict_function)
     kind._resolve_auto_jit_compile = _resolving(kind._resolve_auto_jit_compile)
     kind._get_metrics_result_or_logs = _reading(kind._get_metrics_result_or_logs)
     kind.reset_metrics = _resetting(kind.reset_metrics)
@@ -261,7 +261,7 @@ class _With:
         return getattr(self._model, name)
 
 
-def _predicting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _making_predictions(original: Callable[..., Any]) -> Callable[..., Any]:
     """Compile predictions with XLA as `in_parts` has it."""
 
     @functools.wraps(original)
