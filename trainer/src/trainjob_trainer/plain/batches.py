@@ -237,8 +237,8 @@ def share_batches(trainer: ModuleType) -> None:
         if is_for_writer and collective and (call is None or not call.any_step):  # the library says it itself
             _tell_once(_sentence(self, dataset))
         self._trainjob_endless = training and collective and _may_go_on(self, dataset)
-        if training and call is not None:
-            dataset = _bounded(self, dataset, call.epochs - call.epoch)
+        if not training or call is not None:
+            dataset = _bounded(self, dataset, call.epochs - call.epoch if training and call else 1)
         self._distributed_dataset = _distributed(self, dataset, size)
 
     @functools.wraps(base_get)
@@ -329,7 +329,7 @@ def _may_go_on(epoch: Any, dataset: Any) -> bool:
 
 
 def _bounded(epoch: Any, dataset: Any, epochs: int, before: int = 0) -> Any:
-    """Return a pipeline that isn't read beyond its training, and so doesn't begin a pass that isn't needed.
+    """Return a pipeline that isn't read beyond its use, and so doesn't begin a pass that isn't needed.
 
     A `shuffle()` before `repeat()` counts its passes. If `epochs` end with one, a later `fit` on the data
     would depend on how far each worker had read ahead. `before` is read before the first of the epochs.
