@@ -79,6 +79,170 @@ def dataset_shuffled_with_a_seed(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
+def shuffled(size=24, rows=96):
+    return tf.data.Dataset.from_tensor_slices(numbers(rows)).shuffle(rows, seed=3).batch(size)
+
+
+def fitted(model, *fits):
+    """The history of several fits, each as a data set and further arguments."""
+    found = [model.fit(data, verbose=0, **arguments).history for data, arguments in fits]
+    return {name: [value for one in found for value in one[name]] for name in found[-1]}
+
+
+@form(workers=3, killed=True)
+def shuffled_dataset_in_three_fits(scope):
+    data, model = shuffled(), dense(scope)
+    return seen(model, losses=fitted(model, (data, {"epochs": 3}), (data, {"epochs": 2}), (data, {})))
+
+
+@form(killed=True)
+def shuffled_dataset_fitted_evaluated_and_fitted(scope):
+    data, model = shuffled(), dense(scope)
+    first = fitted(model, (data, {"epochs": 2}))
+    score = model.evaluate(data, verbose=0)
+    return seen(model, first=first, score=score, second=fitted(model, (data, {"epochs": 2})))
+
+
+class EndsWith(keras.callbacks.Callback):
+    def __init__(self, epoch, batch=None):
+        super().__init__()
+        self.epoch, self.batch, self.now = epoch, batch, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training |= epoch == self.epoch
+
+
+class EndsWithin(EndsWith):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training |= (self.now, batch) == (self.epoch, self.batch)
+
+
+@form()
+def shuffled_dataset_after_fits_that_ended_early(scope):
+    data, model = shuffled(), dense(scope)
+    history = fitted(
+        model,
+        (data, {"epochs": 4, "callbacks": [EndsWith(1)]}),
+        (data, {"epochs": 4, "initial_epoch": 1, "callbacks": [EndsWithin(2, 1)]}),
+        (data, {"epochs": 2}),
+    )
+    return seen(model, losses=history)
+
+
+@form(killed=True)
+def validation_from_the_same_shuffle(scope):
+    rows, model = shuffled(size=6), dense(scope)
+    train, held = rows.skip(4), rows.take(4)
+    history = fitted(
+        model,
+        (train, {"epochs": 3, "validation_data": held}),
+        (train, {"epochs": 3, "validation_data": held.repeat(), "validation_steps": 5, "validation_freq": 2}),
+        (held, {"validation_data": train}),
+    )
+    return seen(model, losses=history)
+
+
+@form(killed=True)
+def rows_repeated_before_they_are_batched(scope):
+    data = tf.data.Dataset.from_tensor_slices(numbers(110)).shuffle(110, seed=3).repeat().batch(12)
+    model = dense(scope)
+    steps = {"steps_per_epoch": 5, "epochs": 2}
+    return seen(model, losses=fitted(model, (data, steps), (data, steps)))
+
+
+@form(killed=True)
+def dataset_shuffled_after_it_is_repeated(scope):
+    data = tf.data.Dataset.from_tensor_slices(numbers(50)).repeat().shuffle(20, seed=3).batch(12)
+    model = dense(scope)
+    return seen(model, losses=fitted(model, (data, {"steps_per_epoch": 5, "epochs": 3})))
+
+
+@form(killed=True)
+def shuffled_dataset_used_up_by_its_epochs_in_steps(scope):
+    data, model = shuffled(), dense(scope)
+    steps = {"steps_per_epoch": 4, "epochs": 2}
+    return seen(model, losses=fitted(model, (data, steps), (data, steps)))
+
+
+@form(killed=True)
+def shuffled_dataset_of_unknown_length(scope):
+    rows = tf.data.Dataset.from_tensor_slices(numbers())
+    before = rows.filter(lambda x, y: x[0] > -1.0).shuffle(96, seed=3).batch(24)
+    after = rows.shuffle(96, seed=4).filter(lambda x, y: x[0] > -1.0).batch(24)
+    model = dense(scope)
+    two = {"epochs": 2}
+    return seen(model, losses=fitted(model, (before, two), (after, two), (before, two), (after, {})))
+
+
+@form(killed=True)
+def shuffled_datasets_concatenated_or_cached(scope):
+    parts = shuffled(rows=48).concatenate(shuffled())
+    model = dense(scope)
+    return seen(
+        model, losses=fitted(model, *((one, {"epochs": 2}) for one in (parts, parts, shuffled().cache())))
+    )
+
+
+class Epoch(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.number, self.variable, self.opened = 0, tf.Variable(0.0), []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.number = epoch
+        self.variable.assign(epoch)
+
+
+def rows_by_the_epoch(epoch):
+    x, y = numbers()
+
+    def rows():
+        epoch.opened.append(epoch.number)
+        for row in np.random.default_rng(epoch.number).permutation(len(x)):
+            yield x[row], y[row]
+
+    spec = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((1,), tf.float32))
+    return tf.data.Dataset.from_generator(rows, output_signature=spec).batch(24)
+
+
+@form(killed=True)
+def generator_that_shuffles_by_the_epoch(scope):
+    epoch, model = Epoch(), dense(scope)
+    data, three = rows_by_the_epoch(epoch), {"epochs": 3, "callbacks": [epoch]}
+    known = data.apply(tf.data.experimental.assert_cardinality(4))
+    return seen(model, losses=fitted(model, (known, three), (data, three), (known, three)))
+
+
+@form()
+def generators_are_opened_as_often_as_in_one_process(scope):
+    epoch, model = Epoch(), dense(scope)
+    data, three = rows_by_the_epoch(epoch), {"epochs": 3, "callbacks": [epoch]}
+    known = data.apply(tf.data.experimental.assert_cardinality(4))
+    fitted(model, (data, three), (known, three))
+    return seen(evaluated=model.evaluate(data, verbose=0), opened=epoch.opened)
+
+
+@form(killed=True)
+def data_that_depends_on_the_epoch(scope):
+    epoch, model = Epoch(), dense(scope)
+    rows = tf.data.Dataset.from_tensor_slices(numbers()).batch(24)
+    by_variable = rows.map(lambda x, y: (x, y * (1 + epoch.variable)))
+
+    def scaled(y):
+        return (y * (1 + epoch.number)).astype("float32")
+
+    by_python = rows.map(
+        lambda x, y: (x, tf.ensure_shape(tf.numpy_function(scaled, [y], tf.float32), (None, 1)))
+    )
+    rows = tf.data.Dataset.from_tensor_slices(numbers())
+    by_length = rows.filter(lambda x, y: x[0] > epoch.variable / 4).batch(24)
+    three = {"epochs": 3, "callbacks": [epoch]}
+    return seen(model, losses=fitted(model, (by_variable, three), (by_python, three), (by_length, three)))
+
+
 @form(workers=(1, 2))
 def dataset_from_a_generator(scope):
     x, y = numbers()

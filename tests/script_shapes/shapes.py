@@ -36,6 +36,21 @@ def library(name: str, script: str, code: int = 0) -> Shape:
 
 
 STAGES = [
+    Shape(
+        "shuffled data is read by several fits, and the second is killed",
+        """
+from common import *
+
+rows, model = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64, seed=1), net()
+batches = rows.batch(12)
+say("one", model.fit(batches, epochs=2, validation_data=rows.take(30).batch(12), verbose=0))
+say("score", model.evaluate(batches, verbose=0))
+say("two", model.fit(batches, epochs=3, verbose=0, callbacks=[Kill()]))
+say("three", model.fit(batches, epochs=2, verbose=0))
+say("four", model.fit(rows.repeat().batch(12), steps_per_epoch=4, epochs=2, verbose=0))
+say("model", model)
+""",
+    ),
     plain(
         "a stage is skipped by its file, on one model, and the next one is killed",
         """

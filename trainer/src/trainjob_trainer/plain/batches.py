@@ -283,7 +283,9 @@ def _prepared(epoch: Any, dataset: Any) -> Any:
     epoch._trainjob_endless = (
         training and is_mirrored(epoch._distribute_strategy) and _may_go_on(epoch, dataset)
     )
-    return _bounded(epoch, dataset, call.epochs - call.epoch) if training and call is not None else dataset
+    if training and call is None:
+        return dataset
+    return _bounded(epoch, dataset, call.epochs - call.epoch if training and call is not None else 1)
 
 
 def _deterministic() -> Any:
@@ -367,7 +369,7 @@ def _may_go_on(epoch: Any, dataset: Any) -> bool:
 
 
 def _bounded(epoch: Any, dataset: Any, epochs: int, before: int = 0) -> Any:
-    """Return a pipeline that isn't read beyond its training, and so doesn't begin a pass that isn't needed.
+    """Return a pipeline that isn't read beyond its use, and so doesn't begin a pass that isn't needed.
 
     A `shuffle()` before `repeat()` counts its passes. If `epochs` end with one, a later `fit` on the data
     would depend on how far each worker had read ahead. `before` is read before the first of the epochs.
