@@ -73,7 +73,7 @@ def test_the_trainers_defaults_are_laid_out_alike(role: str, tmp_path: Path) -> 
 
 
 def test_the_operator_knows_every_setting_that_the_trainer_reads() -> None:
-    own = ["compare_data", "gradients", "without", "smoke", "strategy"]
+    own = ["gradients", "without", "smoke", "strategy"]
     names = [*(field.name for field in dataclasses.fields(Recipe)), *own]
     read = {f"{PREFIX}{name.upper()}" for name in names}
     assert (TRAINER_PREFIX, set(TRAINER_SETTINGS)) == (PREFIX, read)

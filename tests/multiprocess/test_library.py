@@ -214,6 +214,14 @@ def test_an_early_operation_is_explained(tmp_path: Path) -> None:
         assert "ran before the distribution strategy" in group.progress("worker-0")["error"]["message"]
 
 
+def test_workers_with_other_examples_are_refused(tmp_path: Path) -> None:
+    with WorkerGroup(SCRIPT, tmp_path / "output", arguments=("--other-order",)) as group:
+        assert set(group.wait().values()) == {ExitCode.INVALID_CONFIGURATION}, group.report
+        for worker in ("worker-0", "worker-1"):
+            message = group.progress(worker)["error"]["message"]
+            assert message.startswith("worker-1 read other rows than worker-0")
+
+
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

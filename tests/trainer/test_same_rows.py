@@ -76,6 +76,12 @@ def test_any_kind_of_component_is_hashed_by_rows() -> None:
     assert (text[0] != text[1]).any()
 
 
+def test_an_example_is_one_row() -> None:
+    example = {"x": tf.ones([4, 2]), "y": tf.constant(1)}
+    _, hashed = read(tf.data.Dataset.from_tensors(example), of_batches=False)
+    assert [part.shape for part in hashed[0]] == [(1, 8), (1, 8)]
+
+
 def test_the_first_elements_and_some_others_of_each_epoch_are_hashed() -> None:
     _, hashed = read(tf.data.Dataset.range(300).batch(1), first=2, of_epoch=100)
     for epoch in range(3):

@@ -27,6 +27,7 @@ parser.add_argument("--batch", type=int, default=32)
 parser.add_argument(
     "--flip-bit-after", type=int, help="steps after which one bit of worker 1's weights differs, at first"
 )
+parser.add_argument("--other-order", action="store_true", help="of worker 1's examples")
 arguments = parser.parse_args()
 
 import keras  # noqa: E402
@@ -125,8 +126,10 @@ if arguments.flip_bit_after and is_worker_1 and os.environ["TRAINJOB_ATTEMPT"] =
 
 
 def train() -> tf.data.Dataset:
-    is_slow = is_worker_1 and arguments.slow_worker_1
-    return slow_examples() if is_slow else examples(arguments.examples, seed=0)
+    if is_worker_1 and arguments.slow_worker_1:
+        return slow_examples()
+    step = -1 if is_worker_1 and arguments.other_order else 1
+    return examples(arguments.examples, 0, slice(None, None, step))
 
 
 # 200 examples in batches of 32 leave a rest, and 103 held-out ones a smaller last batch.

@@ -14,6 +14,7 @@ import tensorflow as tf
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign, read, read_json
 from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.data.batches import TrainingData, measure, part_of
+from trainjob_trainer.data.same_rows import SameRows
 from trainjob_trainer.data.source import (
     Cache,
     TrainingSource,
@@ -336,12 +337,23 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     return Result(model, ending.step, ending.metrics, ending.model_step)
 
 
+_COMPARED = 16
+"""Examples of each worker that are compared before training."""
+
+
 def _open(replica: Replica, strategy: Any, request: _Request) -> TrainingSource:
     """Call the user's function of training data; all workers do so together."""
     task = replica.task
     name = f"{replica.environment.name}-{task.replica}"
     cache = Cache.of(request.recipe.cache, name, reads_here=not task.is_coordinator)
-    return TrainingSource(request.train, part_of(task), lambda one: gather(strategy, task, one), cache)
+    source = TrainingSource(request.train, part_of(task), lambda one: gather(strategy, task, one), cache)
+    is_shared = not (source.takes_part or source.takes_step or task.is_coordinator) and task.num_workers > 1
+    if is_shared and request.recipe.compare_data:
+        rows = SameRows(strategy, task, of_batches=False, first=_COMPARED)
+        for _ in rows.hashed(source.uncached.take(_COMPARED)):
+            pass
+        rows.compare(is_end=True)
+    return source
 
 
 def _restored(replica: Replica, strategy: Any, start: Start, model: Any, saved: HostGroups) -> Result:

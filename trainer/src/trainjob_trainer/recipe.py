@@ -76,6 +76,11 @@ class Recipe:
         bool,
         True,
     )
+    compare_data: bool = _setting(
+        "compare the first examples of the workers, and end training if they differ; not of train(part)",
+        bool,
+        True,
+    )
     monitor: str = _setting(
         "metric that patience and keep_best go by: of the training (loss, accuracy) or of held-out examples "
         "(val_loss, val_accuracy)",

@@ -73,7 +73,7 @@ class SameRows:
     """Hashes elements of one data set on each worker and compares the hashes.
 
     Args:
-        per_step: elements of the data set that all workers together take in a step.
+        of_batches: whether elements are batches, one for each step; else they are examples.
         first: so many elements are hashed at the beginning of each epoch.
         of_epoch: elements of an epoch, if known: then some `DRAWN` further ones of it; else ever fewer.
     """
@@ -83,13 +83,13 @@ class SameRows:
         strategy: Any,
         task: Task,
         *,
-        per_step: int = 1,
+        of_batches: bool = True,
         first: int = 2,
         of_epoch: int = 0,
     ) -> None:
         self._strategy = strategy
         self._task = task
-        self._per_step = per_step
+        self._of_batches = of_batches
         self._first = first
         self._of_epoch = of_epoch
         self._dataset: Any = None
@@ -111,7 +111,7 @@ class SameRows:
 
         All workers call it after the same steps; raises as `compare`.
         """
-        self._read += steps * self._per_step
+        self._read += steps
         if is_end or not self._is_compared:
             self.compare(is_epoch=is_end)
 
@@ -121,8 +121,9 @@ class SameRows:
         self._forget()
 
         def hash_rows(number: Any, element: Any) -> Any:
-            parts = [_hashes(one) for one in tf.nest.flatten(element, expand_composites=True)]
-            return tf.numpy_function(self._note, [number, *parts], tf.int64)
+            parts = tf.nest.flatten(element, expand_composites=True)
+            hashes = [_hashes(one, of_batch=self._of_batches) for one in parts]
+            return tf.numpy_function(self._note, [number, *hashes], tf.int64)
 
         @as_written
         def pass_on(number: Any, element: Any) -> Any:
@@ -212,9 +213,10 @@ def describe(first: str, others: Sequence[str]) -> str:
     )
 
 
-def _hashes(value: Any) -> Any:
-    """Return a hash of 8 bytes for each row of a dense tensor, or for a number."""
-    rows = tf.reshape(value, [1, 1]) if value.shape.rank == 0 else value
-    shape = tf.shape(rows)
-    flat = tf.reshape(rows, [shape[0], tf.reduce_prod(shape[1:])])
+def _hashes(value: Any, *, of_batch: bool) -> Any:
+    """Return a hash of 8 bytes for each row of a dense tensor, or for all of it."""
+    if not of_batch or value.shape.rank == 0:
+        value = tf.expand_dims(value, 0)
+    shape = tf.shape(value)
+    flat = tf.reshape(value, [shape[0], tf.reduce_prod(shape[1:])])
     return tf.raw_ops.Fingerprint(data=flat, method="farmhash64")
