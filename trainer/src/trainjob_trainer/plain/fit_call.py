@@ -333,9 +333,11 @@ class ScriptCall(FitCall):
 
     def as_past(self, batches: int = 0, **facts: Any) -> PastCall:
         """Return what is kept of it, with further facts; `batches` are those done of an epoch."""
-        data, in_use = self.data, batches > 0
+        data, in_use = self.data, int(batches > 0)
         if data is not None and data.steps_per_epoch:  # an iterator serves several epochs
-            in_use = data._current_iterator is not None
+            in_use = int(data._current_iterator is not None)
+        elif data is not None and data._trainjob_reopens and batches == data._num_batches:
+            in_use = 2  # before a validation, Keras has opened the next one
         return PastCall(
             tuple(self.epochs_run),
             dict(self.history),
