@@ -15,6 +15,7 @@ from trainjob_trainer.data.batches import (
     Rereading,
     count_elements,
     depends_on_script,
+    is_fixed,
     pass_over,
     reshuffles,
     whole_passes,
@@ -262,3 +263,36 @@ def test_reading_again_is_reported_and_told_when_it_takes_long(seconds: float, t
     assert progress.reports[-2:] == [("rereading", 13), ("preparing", None)]
     assert lines == told
     assert rereading.read(iterator, 13) == 6, "the data has ended"
+
+
+def plus_noise(x: Any) -> Any:
+    return x + tf.random.normal([])
+
+
+ROWS = tf.data.Dataset.from_tensor_slices(tf.range(8.0))
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: ROWS.map(lambda x: x + 1).cache().batch(2).prefetch(1), True),
+        (lambda: tf.data.Dataset.zip((ROWS, tf.data.Dataset.range(8))).repeat().take(9), True),
+        (lambda: ROWS.shuffle(8, seed=1, reshuffle_each_iteration=False), True),
+        (lambda: ROWS.shuffle(8, seed=1), False),
+        (lambda: ROWS.map(plus_noise), False),
+        (lambda: ROWS.map(lambda x: tf.cond(x > 1, lambda: plus_noise(x), lambda: x)), False),
+        (lambda: ROWS.map(lambda x: tf.numpy_function(lambda y: y, [x], tf.float32)), False),
+        (lambda: tf.data.Dataset.from_tensor_slices(["a"]).map(tf.io.read_file), False),
+        (lambda: tf.data.Dataset.from_tensor_slices(["a"]).interleave(tf.data.TFRecordDataset), False),
+        (lambda: tf.data.TFRecordDataset("a"), False),
+        (lambda: tf.data.TextLineDataset("a"), False),
+        (lambda: tf.data.Dataset.random(1), False),
+    ],
+)
+def test_what_stays_the_same_in_each_pass_is_known(build: Any, expected: bool) -> None:
+    assert is_fixed(build()) is expected
+
+
+def test_a_variable_may_change_between_passes() -> None:
+    variable = tf.Variable(1.0)
+    assert not is_fixed(ROWS.map(lambda x: x * variable))

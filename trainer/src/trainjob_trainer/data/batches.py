@@ -205,6 +205,22 @@ def depends_on_script(dataset: Any) -> bool:
     return isinstance(dataset, tf.data.Dataset) and calls(dataset, b"PyFunc", variables=True)
 
 
+_FIXED = {"TensorSliceDataset", "TensorDataset", "RangeDataset"}
+
+
+def is_fixed(dataset: Any) -> bool:
+    """Return whether a pipeline returns the same elements each time: of fixed tensors, without any state."""
+    sources = dataset._inputs()
+    is_file = type(dataset).__module__.endswith("readers")
+    reshuffled = getattr(dataset, "_reshuffle_each_iteration", False)
+    if is_file or reshuffled or not (sources or kind_of(dataset) in _FIXED):
+        return False
+    graphs = [wrapped.function.graph for wrapped in dataset._functions()]
+    operations = [one for graph in graphs for one in graph.get_operations()]
+    has_state = any(one.op_def.is_stateful or one.type == "ReadFile" for one in operations)
+    return not has_state and all(is_fixed(one) for one in sources)
+
+
 def in_time(dataset: Any) -> Any:
     """Return the pipeline without what TensorFlow itself reads ahead at its end."""
     options = tf.data.Options()

@@ -155,7 +155,7 @@ class TrainingSource:
         self._turns: list[TrainingData] = []
         if not self.takes_step:
             self._open(gather)
-        self.uncached = self._turns[0].dataset if self._turns else None
+        self.uncached: Any = self._turns[0].dataset if self._turns else None
         if cache is not None and self.sizes is None:
             raise InvalidConfiguration(
                 "cache: train() has no end, so no example would be read twice; leave the setting out"

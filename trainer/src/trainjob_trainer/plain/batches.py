@@ -29,6 +29,7 @@ from trainjob_trainer.data.batches import (
     depends_on_script,
     earliest_of_length,
     in_time,
+    is_fixed,
     kind_of,
     pass_over,
     read_on_cpu,
@@ -359,13 +360,14 @@ def _size_of(adapter: Any, dataset: Any) -> int | None:
 def _may_go_on(epoch: Any, dataset: Any) -> bool:
     """Return whether one iterator can serve all epochs: a new one takes as long as a short epoch.
 
-    Only arrays can't change between two epochs.
+    Only arrays and fixed pipelines can't change between two epochs.
     """
     call = current_process().call
     is_known = call is not None and call.executions is not None and not epoch.steps_per_epoch
-    is_known = is_known and not epoch._trainjob_order.needs_iterators
+    is_known = is_known and epoch._num_batches is not None and not epoch._trainjob_order.needs_iterators
     is_array = type(epoch.data_adapter).__name__ == "ArrayDataAdapter"
-    return is_known and is_array and _is_ours_to_share(dataset)
+    is_same = is_array or (epoch._trainjob_pipeline is not None and is_fixed(dataset))
+    return is_known and is_same and epoch._trainjob_files is None and _is_ours_to_share(dataset)
 
 
 def _bounded(epoch: Any, dataset: Any, epochs: int, before: int = 0) -> Any:
