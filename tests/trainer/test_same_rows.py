@@ -76,6 +76,13 @@ def test_any_kind_of_component_is_hashed_by_rows() -> None:
     assert (text[0] != text[1]).any()
 
 
+def test_what_may_be_missing_is_not_hashed() -> None:
+    data = tf.data.Dataset.from_tensors((tf.ones([2]), None, tf.experimental.Optional.from_value(1)))
+    (passed,), hashed = read(data)
+    assert passed[1] is None
+    assert len(hashed[0]) == 1
+
+
 def test_an_example_is_one_row() -> None:
     example = {"x": tf.ones([4, 2]), "y": tf.constant(1)}
     _, hashed = read(tf.data.Dataset.from_tensors(example), of_batches=False)

@@ -121,8 +121,7 @@ class SameRows:
         self._forget()
 
         def hash_rows(number: Any, element: Any) -> Any:
-            parts = tf.nest.flatten(element, expand_composites=True)
-            hashes = [_hashes(one, of_batch=self._of_batches) for one in parts]
+            hashes = [_hashes(one, of_batch=self._of_batches) for one in _tensors(element)]
             return tf.numpy_function(self._note, [number, *hashes], tf.int64)
 
         @as_written
@@ -136,8 +135,10 @@ class SameRows:
             done = tf.cond(
                 tf.equal(drawn, 0), lambda: hash_rows(number, element), lambda: tf.constant(0, tf.int64)
             )
+            flat = tf.nest.flatten(element, expand_composites=True)
             with tf.control_dependencies([done]):
-                return tf.nest.map_structure(tf.identity, element)
+                passed = [tf.identity(one) if tf.is_tensor(one) else one for one in flat]
+            return tf.nest.pack_sequence_as(element, passed, expand_composites=True)
 
         return dataset.enumerate().map(pass_on)
 
@@ -167,8 +168,7 @@ class SameRows:
             raise InvalidConfiguration(describe(self._task.trainees[0], names))
 
     def _forget(self) -> None:
-        specs = tf.nest.flatten(self._dataset.element_spec, expand_composites=True)
-        self._open = [[] for _ in specs]
+        self._open = [[] for _ in _tensors(self._dataset.element_spec)]
 
     def _note(self, number: Any, *parts: Any) -> Any:
         self._rows[int(number)] = parts
@@ -211,6 +211,16 @@ def describe(first: str, others: Sequence[str]) -> str:
         "script that shares its rows out itself sets AutoShardPolicy.OFF. TRAIN_COMPARE_DATA=false turns the "
         "check off"
     )
+
+
+def _tensors(element: Any) -> list[Any]:
+    """Return the tensors of an element, or their specs; a component may be None, or optional."""
+    flat = tf.nest.flatten(element, expand_composites=True)
+    return [
+        one
+        for one in flat
+        if isinstance(one, (tf.Tensor, tf.TensorSpec)) and one.dtype not in (tf.variant, tf.resource)
+    ]
 
 
 def _hashes(value: Any, *, of_batch: bool) -> Any:
