@@ -221,6 +221,13 @@ def is_fixed(dataset: Any) -> bool:
     return not has_state and all(is_fixed(one) for one in sources)
 
 
+def in_order(dataset: Any) -> Any:
+    """Return the pipeline with one order on every worker, and after a restart."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+
 def in_time(dataset: Any) -> Any:
     """Return the pipeline without what TensorFlow itself reads ahead at its end."""
     options = tf.data.Options()
@@ -437,10 +444,8 @@ def worker_batches(stream: Any, *, workers: int, worker: int, batch: int) -> Any
     For a data set that may end, TensorFlow asks all workers before each step whether there is more.
     """
     share = stream.shard(workers, worker).batch(batch, drop_remainder=True)
-    options = tf.data.Options()
-    options.deterministic = True
     endless = share.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return endless.with_options(options).prefetch(tf.data.AUTOTUNE)
+    return in_order(endless).prefetch(tf.data.AUTOTUNE)
 
 
 def shared_out(strategy: Any, of_worker: Callable[[Any], Any]) -> Any:

@@ -28,6 +28,7 @@ from trainjob_trainer.data.batches import (
     count_elements,
     depends_on_script,
     earliest_of_length,
+    in_order,
     in_time,
     is_fixed,
     kind_of,
@@ -236,7 +237,7 @@ def share_batches(trainer: ModuleType) -> None:
         if self._trainjob_use is Use.FIT and call is not None:
             call.data = self
         if isinstance(dataset, tf.data.Dataset):
-            dataset = _prepared(self, dataset.with_options(_deterministic()))
+            dataset = _prepared(self, in_order(dataset))
         self._trainjob_is_open = is_mirrored(distribute_strategy) and not (
             self.steps_per_epoch or self._num_batches
         )
@@ -287,13 +288,6 @@ def _prepared(epoch: Any, dataset: Any) -> Any:
     if training and call is None:
         return dataset
     return _bounded(epoch, dataset, call.epochs - call.epoch if training and call is not None else 1)
-
-
-def _deterministic() -> Any:
-    """Return the option by which workers, and a restarted one, read the same elements in the same order."""
-    options = tf.data.Options()
-    options.deterministic = True
-    return options
 
 
 class Order:
