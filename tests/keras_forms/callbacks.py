@@ -1,8 +1,10 @@
 """Keras's callbacks, and the users' own."""
 
+import contextlib
 import csv
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import keras
@@ -77,6 +79,27 @@ def csv_logger(scope):
 @form()
 def backup_and_restore(scope):
     return seen(*fitted(scope, keras.callbacks.BackupAndRestore("backup", delete_checkpoint=False)))
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(epoch, logs):
+    if epoch == 1:
+        raise Interrupted
+
+
+@form(workers=3)
+def backup_in_a_folder_of_ones_own(scope):
+    """Each worker's temporary folder is another one; a `fit` that was interrupted goes on."""
+    folder = Path(tempfile.mkdtemp())
+    backup, model = keras.callbacks.BackupAndRestore(folder / "backup", save_freq=2), dense(scope)
+    with contextlib.suppress(Interrupted):
+        fitted(scope, keras.callbacks.LambdaCallback(on_epoch_end=interrupt), backup, model=model)
+    kept = sorted(file.name for file in (folder / "backup").iterdir())
+    model, history = fitted(scope, backup, model=model)
+    return seen(model, history, kept=kept, left=[file.name for file in folder.iterdir()])
 
 
 @form()

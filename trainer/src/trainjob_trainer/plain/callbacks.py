@@ -9,9 +9,11 @@ from typing import Any
 import keras
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, assign, read
+from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.engine.callbacks import put_back, remembered, remembered_weights
 from trainjob_trainer.engine.metric_state import METRICS, MetricState, scalars
 from trainjob_trainer.engine.model_state import checkpoint_groups
+from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import Scoring
 from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, ScriptCall
 from trainjob_trainer.plain.process import PlainProcess
@@ -67,7 +69,18 @@ class LastCallback(Scoring):
         self._held: HostGroups = {}
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, after the user's callbacks have reset their state."""
+        """Called by Keras, after the user's callbacks have reset their state, or restored another.
+
+        Raises InvalidConfiguration if one has restored another epoch here than on the first worker.
+        """
+        epoch = int(self.model._initial_epoch or 0)
+        (theirs,) = broadcast(self.model.distribute_strategy, self.process.task, [epoch])
+        if epoch != theirs:
+            raise InvalidConfiguration(
+                f"{self.process.task.replica} begins after {epoch} epochs, the first worker after {theirs}: "
+                "a callback has restored another state here; have it use a folder that all workers share, as "
+                "$TRAINJOB_OUTPUT_DIR is"
+            )
         lost = put_back(self.users, self.call.remembered, self.call.resumed_groups)
         if lost and self.process.is_writer:
             notice(

@@ -10,6 +10,7 @@ the call returns, for any reader, and no two replicas write one file.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import inspect
@@ -133,11 +134,8 @@ def isolate(callbacks: Iterable[Any]) -> None:
                 _share(callback, attribute, method)
         if "ModelCheckpoint" in kinds:
             _make_folder_once(callback)
-        if not is_writer and "BackupAndRestore" in kinds:
-            # It restores from the writer's folder, and saves only for what all read together.
-            path = str(_private_folder(callback) / "latest.weights.h5")
-            callback._save_model = lambda one=callback, to=path: one.model.save_weights(to, overwrite=True)
-            callback.on_train_end = lambda *_, **__: None  # it would remove the folder
+        if "BackupAndRestore" in kinds:
+            _share_backup(callback)
         if not is_writer and "OrbaxCheckpoint" in kinds:
             callback.checkpointer = _NoCheckpointer()
 
@@ -162,6 +160,31 @@ def _share(callback: Any, attribute: str, method: str) -> None:
             original(*args, **kwargs)
 
     setattr(callback, method, shared)
+
+
+def _share_backup(callback: Any) -> None:
+    """Have the files of a backup written as `written` does it, and removed by whose they are."""
+    process, path, original = current_process(), callback._weights_path, type(callback)
+    saves, saved = _saves(process), str(callback.backup_dir)
+    folder = None if process.is_writer else _private_folder(callback)
+
+    def save() -> None:
+        if folder is None:
+            with saves.noted(path):
+                original._save_model(callback)
+            return
+        private = copy.copy(callback)
+        for name, value in vars(callback).items():
+            if isinstance(value, str) and value.startswith(saved):
+                setattr(private, name, value.replace(saved, str(folder), 1))
+        with saves.settled(path, folder):
+            original._save_model(private)
+
+    def on_train_end(logs: Any = None) -> None:
+        if folder is None or saves.is_own(path):
+            original.on_train_end(callback, logs)
+
+    callback._save_model, callback.on_train_end = save, on_train_end
 
 
 def _make_folder_once(callback: Any) -> None:
@@ -245,14 +268,19 @@ class Saves:
         if self._read_to and self._file is not None and not self._file.exists():
             raise Fenced(f"{path} is left alone: a newer start of this job has taken over")
         self._own.add(_whole(path))
-        for copy in folder.iterdir():
-            target = Path(_whole(path)).with_name(copy.name)
-            if copy.is_dir():
-                shutil.copytree(copy, target, dirs_exist_ok=True)
+        Path(_whole(path)).parent.mkdir(parents=True, exist_ok=True)
+        for one in folder.iterdir():
+            target = Path(_whole(path)).with_name(one.name)
+            if one.is_dir():
+                shutil.copytree(one, target, dirs_exist_ok=True)
             else:
                 new = target.with_name(f".{target.name}.{os.getpid()}")
-                shutil.copyfile(copy, new)
+                shutil.copyfile(one, new)
                 new.replace(target)
+
+    def is_own(self, path: str) -> bool:
+        """Return whether this replica has a file of its own there."""
+        return _whole(path) in self._own
 
     def _is_writers(self, path: str, line: str, count: int) -> bool:
         if self._is_evaluator:  # it is at other lines, and leaves what is there
