@@ -477,7 +477,7 @@ def records_by_file(scope):
     return outcome
 
 
-@form(workers=3, killed=True)
+@form(only=True, workers=3, killed=True)
 def endless_records_by_file(scope):
     found, model = Records([32, 32, 32]), dense(scope)
     history = model.fit(by_file(found.read().batch(24).repeat()), steps_per_epoch=3, epochs=2, verbose=0)
