@@ -125,6 +125,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_type_spec": cluster_coordinator.RemoteValueImpl,
     "_unique_id": values.DistributedVariable,
     "_value": keras.Variable,
+    "_weights_path": Backup,
 }
 """Attributes of instances, by the class that assigns them, or an object that has them."""
 OF_OURS = {
