@@ -47,6 +47,33 @@ def own_train_step_with_the_compiled_loss(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
 
 
+@form(workers=3)
+def functions_of_ones_own(scope):
+    class Plain(OwnStep):
+        def made(self, step):
+            strategy = self.distribute_strategy
+
+            @tf.function
+            def on_devices(data):
+                logs = strategy.run(step, args=(data,))
+                return tf.nest.map_structure(lambda one: strategy.reduce("MEAN", one, None), logs)
+
+            return lambda iterator: on_devices(next(iterator))
+
+        def make_train_function(self, force=False):
+            self.train_function = self.made(self.train_step)
+
+        def make_test_function(self, force=False):
+            self.test_function = self.made(self.test_step)
+
+    x, y = numbers()
+    with scope():
+        model = Plain()
+        model.compile("sgd", "mse")
+    words = {"batch_size": 12, "epochs": 2, "shuffle": False, "validation_data": (x, y), "verbose": 0}
+    return seen(validation=model.fit(x, y, **words).history["val_loss"])
+
+
 @form()
 def train_step_that_uses_its_metrics(scope):
     class Annealed(OwnStep):

@@ -410,55 +410,41 @@ def used(model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("logs", "wait"),
+    ("logs", "meets_once"),
     [
         (results, True),
         (lambda model: model.get_metrics_result(), True),
-        (lambda model: {**results(model), "raw": tf.constant(1.0)}, False),
-        (lambda model: {"twice": 2.0 * model.metrics[0].result()}, False),
-        (lambda _: tf.constant(1.0), False),
+        (lambda model: {**results(model), "raw": tf.constant(1.0)}, True),
+        (lambda model: {"twice": 2.0 * model.metrics[0].result()}, True),
+        (lambda _: tf.constant(1.0), True),
         (shown, False),
         (used, False),
     ],
 )
-def test_metrics_wait_for_an_epochs_end_if_the_step_only_returns_them(
-    logs: Any, wait: bool, monkeypatch: pytest.MonkeyPatch
+def test_an_own_step_reads_metrics_in_the_last_batch_alone_unless_it_uses_them(
+    logs: Any, meets_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = SimpleNamespace(reduces=True)
-    monkeypatch.setattr(traced_steps, "current_process", lambda: SimpleNamespace(call=call))
-    monkeypatch.setattr(traced_steps, "metrics_may_wait", lambda _: True)
+    monkeypatch.setattr(traced_steps, "has_keras_steps", lambda _: False)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae"])
     data = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
     model.evaluate(*data, verbose=0)
-    reduced: list[bool] = []
-
-    def make(model: Any, step: Any) -> Any:
-        def traced(data: Any) -> Any:
-            found = step(data)
-            reduced.append(call.reduces)
-            return found
-
-        function = tf.function(traced, autograph=False)
-        return lambda iterator: [function(data) for data in itertools.islice(iterator, 1)][-1]
 
     def step(data: Any) -> Any:
         model.test_step(data)
-        return logs(model) if data[0].shape[0] == 4 else data[0]
+        return logs(model)
 
-    steps = traced_steps.KerasSteps(model, step, make)
-    batches = iter([data] * 4)
-    told = steps.take(Batches(batches, 2))
-    assert reduced == [not wait]
-    assert (steps.over_all is not None) is wait
-    if steps.over_all is not None:
-        tf.nest.map_structure(np.testing.assert_allclose, steps.over_all.results(), told)
-    steps.take(Batches(batches, 1, is_seen=True))
+    steps = traced_steps.TracedSteps(model, step, lambda logs: tf.nest.map_structure(tf.identity, logs))
+    local, seen, batches = steps._local, steps._seen, iter(tf.data.Dataset.from_tensors(data).repeat(4))
+    taken: list[tuple[Any, int]] = []
+    run = steps._run
+    monkeypatch.setattr(
+        steps, "_run", lambda by, data, count: (run(by, data, count), taken.append((by, count)))[0]
+    )
+    told = steps.take(Batches(batches, 3))
+    assert taken == ([(local, 2), (seen, 1)] if meets_once else [(seen, 1)] * 3)
+    tf.nest.map_structure(np.testing.assert_allclose, told, logs(model))
     assert len(list(batches)) == 1, "each is taken once"
-    assert reduced == ([False, True] if wait else [True])
-    steps.take(Batches(iter([(data[0][:2], data[1][:2])] * 2), 1))  # its trace needs the metrics
-    assert steps.over_all is None
-    assert reduced[-1]
     assert not any("result" in vars(metric) for metric in model.metrics)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,38 +115,23 @@ def read_over_all(model: Any) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Result:
-    """A tensor of a metric's result: the number `position` of the flat result."""
-
-    tensor: Any
-    metric: Any
-    position: int
-
-    def again(self) -> Any:
-        """Return what the metric has there now."""
-        return tf.nest.flatten(self.metric.result())[self.position]
-
-
 @contextmanager
-def results_noted(model: Any) -> Iterator[dict[int, Result]]:
-    """Note the tensors that metrics return while all devices of this process trace a step, by their `id`."""
-    noted: dict[int, Result] = {}
+def results_noted(model: Any) -> Iterator[list[Any]]:
+    """Note the tensors that metrics return while a device's step is traced."""
+    noted: list[Any] = []
     with ExitStack() as stack:
         for metric in model.metrics:
-            if "result" not in vars(metric):
-                metric.result = _noting(metric, metric.result, noted)
+            if "result" not in vars(metric):  # else another device has done it, whose step is the same
+                metric.result = _noting(metric.result, noted)
                 stack.callback(delattr, metric, "result")
         yield noted
 
 
-def _noting(metric: Any, result: Callable[[], Any], noted: dict[int, Result]) -> Callable[[], Any]:
+def _noting(result: Callable[[], Any], noted: list[Any]) -> Callable[[], Any]:
     @functools.wraps(result)
     def noting() -> Any:
         found = result()
-        for position, tensor in enumerate(tf.nest.flatten(found)):
-            if hasattr(tensor, "graph"):
-                noted[id(tensor)] = Result(tensor, metric, position)
+        noted.extend(one for one in tf.nest.flatten(found) if hasattr(one, "graph"))
         return found
 
     return noting
@@ -174,18 +158,10 @@ def _over_all(metric: Any, graph: Any) -> Callable[[], Any]:
         inside = tf.executing_eagerly() or tf.compat.v1.get_default_graph() is graph
         if not inside or tf.distribute.in_cross_replica_context():
             return result()  # devices can't meet within a branch of the step
-        state = MetricState(Told([metric], result))
+        state = MetricState(SimpleNamespace(metrics=[metric], get_metrics_result=result))
         return state.results(state.reduced())
 
     return over_all
-
-
-@dataclass(frozen=True)
-class Told:
-    """Metrics and the results that they are told by, in place of a model with its own."""
-
-    metrics: Sequence[Any]
-    get_metrics_result: Callable[[], Any]
 
 
 def has_own_reset(model: Any) -> bool:

@@ -171,7 +171,8 @@ def rewritten_once() -> Iterator[None]:
 class ManySteps:
     """A device's step, run many times in one call, and `results` after the last step.
 
-    What a step returns is dropped, so that only the gradients are reduced over the workers. `own_time` and
+    What a step returns is dropped, so that only the gradients are reduced over the workers. With `reduce`, a
+    call takes one step, and returns what this makes of the step's own results on all devices. `own_time` and
     `found` describe the last call.
     """
 
@@ -179,12 +180,15 @@ class ManySteps:
         self,
         strategy: Any,
         step: Callable[[Any], Any],
-        results: Callable[[], Any],
+        results: Callable[[], Any] = dict,
         path: GradientPath | None = None,
+        *,
+        reduce: Callable[[Any], Any] | None = None,
     ) -> None:
         self._strategy = strategy
         self._step = step
         self._results = results
+        self._reduce = reduce
         self._path = path or GradientPath(strategy)
         self._call = retried(tf.function(self._traced, autograph=False, reduce_retracing=True))
         self.own_time = OwnTime()
@@ -204,28 +208,36 @@ class ManySteps:
         return results
 
     def _traced(self, iterator: Any, count: Any) -> Any:
-        watched = self._path.on_nan is not OnNan.IGNORE
+        watched, reduced = self._path.on_nan is not OnNan.IGNORE, list[Any]()
 
         def body(done: Any, spent: Any, *found: Any) -> Any:
             began = moment_after([done])
             with tf.control_dependencies([began]):
                 data = iterator[0] if isinstance(iterator, list) else next(iterator)
             had = data_moment(data)
-            one = self._strategy.run(self._one_step, args=(data,))
+            one, returned = self._strategy.run(self._one_step, args=(data,))
+            if self._reduce is not None:
+                reduced.append(self._reduce(returned))
             later = self._noted(done, found, one) if watched else ()
             own = own_seconds(self._strategy, began, had, one["ready"])
             return (done + 1, spent + own, *later)
 
         none = (tf.constant(0), tf.constant(0)) if watched else ()
         begin = (tf.constant(0), tf.zeros([2], tf.float64), *none)
-        _, spent, *found = tf.while_loop(lambda done, *_: done < count, body, begin)
+        if self._reduce is not None:
+            _, spent, *found = body(*begin)
+        else:
+            _, spent, *found = tf.while_loop(lambda done, *_: done < count, body, begin)
         if not watched:
-            return self._strategy.run(self._told)[0], spent
+            results, _ = self._strategy.run(self._told)
+            return reduced[0] if reduced else results, spent
         results, first = self._strategy.run(self._told, args=(found[0],))
-        return results, spent, first, found[1]
+        return reduced[0] if reduced else results, spent, first, found[1]
 
-    def _one_step(self, data: Any) -> dict[str, Any]:
-        return vars(self._path.trace(lambda: self._step(data)))
+    def _one_step(self, data: Any) -> tuple[dict[str, Any], Any]:
+        returned: list[Any] = []
+        traced = self._path.trace(lambda: returned.append(self._step(data)))
+        return vars(traced), returned[0] if self._reduce is not None else ()
 
     def _noted(self, done: Any, found: Any, one: dict[str, Any]) -> tuple[Any, Any]:
         first, skipped = found

@@ -3,8 +3,7 @@
 Keras calls TensorFlow once per batch (`steps_per_execution`), and with several devices reduces every metric
 over them each time. Here a call takes as many batches as fit in half a second; the workers' metrics are
 reduced at the end of an epoch. If a callback of the script asks for batches, it gets Keras's calls, with
-reduced metrics. Models that `takes_many` excludes are left to Keras, one call per batch; their metrics too
-wait for the end of an epoch, if nothing needs them before.
+reduced metrics. Models that run eagerly are left to Keras, one call per batch.
 
 The replaced functions of Keras are private; `has_expected_shape` checks them.
 """
@@ -28,7 +27,7 @@ from typing import Any
 from trainjob_trainer.distribution.collective import broadcast, is_collective
 from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
-from trainjob_trainer.engine.replica_share import by_share
+from trainjob_trainer.engine.replica_share import by_share, retried
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.fit_call import FitCall, Seen
@@ -150,32 +149,19 @@ def has_expected_shape(trainer: ModuleType) -> bool:
 
 
 _MAKERS = ("make_train_function", "make_test_function")
-_KERAS_OWN = ("train_step", "test_step", "compute_metrics", "get_metrics_result", *_MAKERS)
-_OPTIMIZERS_OWN = ("apply", "apply_gradients")
+_KERAS_OWN = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
 def takes_many(model: Any) -> bool:
-    """Return whether a call of this model may take many batches: its step is Keras's own, and traced.
-
-    A user's method may return values that no metric keeps; only those of the last batch would remain.
-    """
+    """Return whether a call of this model may take many batches: its steps are traced, and by Keras."""
     call = current_process().call
-    if call is not None and call.any_step:
-        return not model.run_eagerly
-    if model.run_eagerly or not is_mirrored(model.distribute_strategy):
-        return False
-    return are_keras_own(type(model), _KERAS_OWN) and are_keras_own(type(model.optimizer), _OPTIMIZERS_OWN)
+    is_ours = is_mirrored(model.distribute_strategy) or (call is not None and call.any_step)
+    return is_ours and not model.run_eagerly and are_keras_own(type(model), _MAKERS)
 
 
-def is_left_to_keras(model: Any) -> bool:
-    """Return whether a model of a mirrored strategy is trained by Keras's own calls."""
-    return is_mirrored(model.distribute_strategy) and not takes_many(model)
-
-
-def metrics_may_wait(model: Any) -> bool:
-    """Return whether the metrics of a model that is left to Keras may be reduced at an epoch's end only."""
-    own = are_keras_own(type(model), ("get_metrics_result", *_MAKERS))
-    return is_left_to_keras(model) and own and not model.run_eagerly
+def has_keras_steps(model: Any) -> bool:
+    """Return whether the steps are Keras's, which return the metrics and nothing else."""
+    return are_keras_own(type(model), _KERAS_OWN)
 
 
 def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
@@ -286,23 +272,31 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf  # noqa: PLC0415 - as below
 
         from trainjob_trainer.engine.stepping import in_parts  # noqa: PLC0415 - as below
-        from trainjob_trainer.plain.traced_steps import KerasSteps, TracedSteps  # noqa: PLC0415
+        from trainjob_trainer.plain.traced_steps import TracedSteps  # noqa: PLC0415
 
-        many, jit_compile = takes_many(self), self.jit_compile
-        if many or _compiles_in_parts(self.distribute_strategy):
+        many, strategy, jit_compile = takes_many(self), self.distribute_strategy, self.jit_compile
+        if many or _compiles_in_parts(strategy):
             step_function = in_parts(self, step_function, is_writer=current_process().is_writer)
             jit_compile = False  # Keras would compile the collectives, too
         with assigned(self, "jit_compile", jit_compile):
-            keras_steps = KerasSteps(self, _with_gradients_summed(self, step_function), original)
-        steps = TracedSteps(self, step_function) if many else keras_steps
+            by_keras = retried(original(self, _joint(self, step_function)))
+        trainer = importlib.import_module("keras.src.backend.tensorflow.trainer")
+        reduce = functools.partial(trainer.reduce_per_replica, strategy=strategy, reduction="auto")
+        steps = TracedSteps(self, step_function, reduce) if many else None
 
         def function(iterator: Any) -> Any:
+            if not isinstance(iterator, Batches):
+                return by_keras(iterator)
             try:
-                return steps.take(iterator) if isinstance(iterator, Batches) else keras_steps.call(iterator)
+                if steps is not None:
+                    return steps.take(iterator)
+                for data, count in iterator.in_calls(self.steps_per_execution):
+                    logs = by_keras(list(itertools.islice(data, count)))
             except tf.errors.FailedPreconditionError as error:
-                if is_collective(self.distribute_strategy) or _ENDLESS not in str(error):
+                if is_collective(strategy) or _ENDLESS not in str(error):
                     raise
                 raise StopIteration from error  # the data has ended within an epoch
+            return logs
 
         function.steps = steps  # type: ignore[attr-defined]
         call = current_process().call
@@ -312,20 +306,23 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     return _make_function
 
 
-def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Sum the gradients of a step that Keras runs itself, such as a user's own step."""
+def _joint(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step for Keras's own calls, whose gradients and metrics are those of all workers."""
     from trainjob_trainer.engine.gradient_path import GradientPath  # noqa: PLC0415 - Keras is imported just now
+    from trainjob_trainer.engine.metric_state import read_over_all  # noqa: PLC0415
     from trainjob_trainer.engine.model_state import optimizers_of  # noqa: PLC0415
 
+    if not is_mirrored(model.distribute_strategy):
+        return step
     path = GradientPath(model.distribute_strategy, optimizers_of(model))
     weighed = shared(model, step, step.__name__)
 
     @functools.wraps(step)
-    def summed(data: Any) -> Any:
-        with path.summing():
+    def joint(data: Any) -> Any:
+        with path.summing(), read_over_all(model):
             return weighed(data)
 
-    return summed
+    return joint
 
 
 def shared(model: Any, step: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -340,9 +337,11 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
     def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
         over_all, call = _over_all(self), current_process().call
         is_resumed = call is not None and call.batches_before > 0  # at its end there may be no batch left
-        if over_all is not None and (logs or is_resumed):
-            return over_all.results()
-        return original(self, self.get_metrics_result() if is_resumed and not logs else logs)
+        if over_all is None or not (logs or is_resumed):
+            return original(self, self.get_metrics_result() if is_resumed and not logs else logs)
+        results = over_all.results()
+        is_own = logs and not (isinstance(logs, dict) and set(logs) == set(results))
+        return logs if is_own else results  # as Keras chooses
 
     return _get_metrics_result_or_logs
 
@@ -382,6 +381,7 @@ def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
         is_validation = type(given).__name__ == "CallbackList"
         sees_tests = call.seen.tests if is_validation else see_tests(given)
+        sees_tests |= not are_keras_own(type(self), _MAKERS)  # such a function may take one batch a call
         with assigned(call, "sees_tests", sees_tests), assigned(call, "is_scoring", True):
             results = original(self, *args, **kwargs)
         call.validations += is_validation

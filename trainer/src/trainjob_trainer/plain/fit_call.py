@@ -258,12 +258,11 @@ class FitCall:
         iterators: as in `PastCall`; one in use counts.
         taken: as in `PastCall`, until the data stands there.
         validations: as in `PastCall`.
-        any_step: whether one call takes many batches regardless of the model's step, and as many as we like.
+        any_step: whether one call takes as many batches as we like, without a strategy too.
         batch_size: rows of a global batch, if known.
         executions: batches per call; None: as many as Keras's.
         gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
         has_begun: whether Keras's `fit` has been called for it; a further `fit` is a callback's.
-        reduces: whether the step that Keras traces now returns means over all workers.
         seen: what callbacks look at.
         is_scoring: whether an evaluation is under way.
         sees_tests: whether a callback of it looks at its batches.
@@ -291,7 +290,6 @@ class FitCall:
     executions: StepsPerExecution | None = None
     gathers: bool = True
     has_begun: bool = False
-    reduces: bool = True
     seen: Seen = Seen()
     is_scoring: bool = False
     sees_tests: bool = False

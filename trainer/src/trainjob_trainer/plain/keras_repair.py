@@ -251,9 +251,6 @@ def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:
             return trainer.tree.map_structure(lambda value: _gathered(strategy, value), values)
         if reduction not in ("auto", "mean") or not is_mirrored(strategy):
             return original(values, strategy, reduction)
-        call = current_process().call
-        if call is not None and not call.reduces:
-            return trainer.tree.map_structure(lambda one: strategy.experimental_local_results(one)[0], values)
 
         def reduce(value: Any) -> Any:
             local = strategy.experimental_local_results(value)[0]
