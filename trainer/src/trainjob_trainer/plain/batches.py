@@ -4,7 +4,7 @@ All workers read the same batches in the same order, and each cuts its own rows 
 TensorFlow's sharding policy DATA, but exact for batches that the number of devices doesn't divide: losses and
 metrics count by rows, and each row once (`replica_share`). In a prediction, a last batch of fewer rows than
 devices is filled up with rows moved from the previous batch, so that each device has a row. With the policy
-FILE, each worker trains and evaluates on its own files (`file_shards`). With HINT and OFF, TensorFlow's
+FILE and a known number of steps, each worker trains on its own files. With HINT and OFF, TensorFlow's
 sharding stays unchanged.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainjob_trainer.data.batches import Part as WorkerPart
 from trainjob_trainer.data.batches import (
     Rereading,
     Reshuffle,
@@ -40,12 +41,11 @@ from trainjob_trainer.data.batches import (
 )
 from trainjob_trainer.data.batches import part_of as part_of_worker
 from trainjob_trainer.data.same_rows import SameRows
-from trainjob_trainer.distribution.collective import is_collective
+from trainjob_trainer.distribution.collective import gather, is_collective
 from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.replica_share import Part, count_as_in_one_process
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain import file_shards
-from trainjob_trainer.plain.calls import UNEQUAL_ROWS, Shapes, Use
+from trainjob_trainer.plain.calls import UNEQUAL_ROWS, Use
 from trainjob_trainer.plain.fit_call import FitCall, ScriptCall
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
 from trainjob_trainer.recipe import from_environment
@@ -265,15 +265,14 @@ def _prepared(epoch: Any, dataset: Any) -> Any:
     collective, process = is_collective(epoch._distribute_strategy), current_process()
     training, call = epoch._trainjob_use is Use.FIT, process.call
     size = _size_of(epoch.data_adapter, dataset)
-    epoch._trainjob_files = files = OwnFiles.of(epoch, dataset, size) if collective else None
+    epoch._trainjob_files = files = own_files(epoch, dataset, size) if collective else None
     if training and call is not None:
         call.batch_size = size
-    if files is not None:
-        files.declare_length(epoch)
     if type(epoch.data_adapter).__name__ == "TFDatasetAdapter":
-        epoch._trainjob_pipeline = dataset if files is None else files.sharded
+        epoch._trainjob_pipeline = dataset if files is None else files
         found = reshuffles(dataset)
-        epoch._trainjob_stages = [Reshuffle(files.sharded, 1, at_once=True)] if found and files else found
+        is_sharded = found and files is not None
+        epoch._trainjob_stages = [Reshuffle(files, 1, at_once=True)] if is_sharded else found
         epoch._trainjob_reopens = bool(epoch._num_batches and not epoch.steps_per_epoch)
     reads_batches = epoch.steps_per_epoch or (call is not None and call.seen.batches)
     epoch._trainjob_reads_ahead = not (training and reads_batches and depends_on_script(dataset))
@@ -281,7 +280,7 @@ def _prepared(epoch: Any, dataset: Any) -> Any:
         dataset = _counted(epoch.data_adapter, dataset)
         epoch._num_batches = epoch.data_adapter.num_batches
     if training and collective and process.is_writer and process.task.num_workers > 1:
-        _tell_once(_sentence(epoch, dataset))
+        _tell_once(_sentence(epoch, dataset, size))
     epoch._trainjob_endless = (
         training and is_mirrored(epoch._distribute_strategy) and _may_go_on(epoch, dataset)
     )
@@ -485,12 +484,15 @@ def _distributed(epoch: Any, dataset: Any) -> Any:
     if not is_mirrored(strategy) or not _is_ours_to_share(dataset):
         return read_on_cpu(strategy, strategy.experimental_distribute_dataset(dataset))
     replicas = strategy.num_replicas_in_sync
-    files = epoch._trainjob_files
+    files, size = epoch._trainjob_files, _size_of(epoch.data_adapter, dataset)
     whole = _by_rows(epoch, dataset) if files is None else None
 
     def own(context: Any) -> Any:
         local = replicas // context.num_input_pipelines
-        mine = files.taken() if whole is None else whole(context.input_pipeline_id * local, local)
+        if whole is None:
+            mine = files.repeat().rebatch(size // replicas, drop_remainder=True)
+        else:
+            mine = whole(context.input_pipeline_id * local, local)
         # Keras counts the batches and stops at the last one. Where their number isn't known, TensorFlow has
         # all workers agree before each batch on whether there is one.
         if not epoch._trainjob_is_open:
@@ -526,88 +528,81 @@ def _by_rows(epoch: Any, dataset: Any) -> Callable[[int, int], Any]:
     )
 
 
-class OwnFiles:
-    """Data of which each worker reads its own files; `sharded` has the script's batches from them."""
-
-    def __init__(self, sharded: Any, plan: file_shards.Plan, devices: int, sentence: str) -> None:
-        self.sharded, self.plan, self.sentence = sharded, plan, sentence
-        self._devices = devices
-
-    @classmethod
-    def of(cls, epoch: Any, dataset: Any, size: int | None) -> OwnFiles | None:
-        """Return the data if the user chose FILE for training; else None. All workers call it together.
-
-        Evaluated and predicted rows are shared out of batches that each worker reads. Raises
-        InvalidConfiguration if the data set can't be trained on in this way.
-        """
-        if epoch._trainjob_use is not Use.FIT or not file_shards.is_by_file(dataset) or not has_rows(dataset):
-            return None
-        own = part_of_worker(current_process().task)
-        specs = tf.nest.flatten(dataset.element_spec)
-        dense = all(isinstance(one, tf.TensorSpec) and _is_batched(one) for one in specs)
-        batch = size if dense and all(one.shape[1:].is_fully_defined() for one in specs) else None
-        is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-        try:
-            sharded = file_shards.shard(dataset, own)
-        except tf.errors.OpError as error:
-            raise InvalidConfiguration(file_shards.NO_FILES) from error
-        is_counted = not (epoch.steps_per_epoch or epoch.data_adapter.num_batches or is_endless)
-        found = _exchange(epoch, dataset, file_shards.count_files(sharded), batch, is_counted)
-        devices = epoch._distribute_strategy.num_replicas_in_sync // own.count
-        plan = found.plan(own, devices)
-        return cls(sharded, plan, devices, found.sentence(plan.steps, reorders=bool(reshuffles(dataset))))
-
-    @property
-    def shapes(self) -> Shapes:
-        """The shapes of the devices' batches; the same on all workers, since their calls must be equal."""
-        if self.plan.sizes is None:
-            return Shapes.UNKNOWN
-        return Shapes.EQUAL if self.plan.steps is None else Shapes.LAST_SMALLER
-
-    def declare_length(self, epoch: Any) -> None:
-        """Set the number of steps per epoch for Keras."""
-        adapter = epoch.data_adapter
-        if self.plan.steps is None:
-            epoch.steps_per_epoch = epoch.steps_per_epoch or adapter.num_batches
-        length = tf.data.INFINITE_CARDINALITY if self.plan.steps is None else self.plan.steps
-        adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(length))
-        epoch._num_batches = adapter.num_batches
-
-    def taken(self) -> Any:
-        """Return the batches of the worker's devices, one after the other."""
-        plan, devices = self.plan, self._devices
-        if plan.sizes is not None:
-            batches = file_shards.joined(self.sharded, plan, devices)
-            if plan.shares is not None:
-                batches = batches.map(as_written(Part))
-        else:
-            replicas = devices * current_process().task.num_workers
-            source = self.sharded if plan.steps is not None else self.sharded.repeat()
-            batches = part(source, first=0, count=replicas, of=replicas, fills=True)
-            batches = batches if plan.steps is None else batches.take(plan.steps * devices)
-        return batches
+# The policy FILE: each worker reads its own files, again and again, so that none runs out of rows.
 
 
-def _exchange(
-    epoch: Any, dataset: Any, lists: list[int] | None, batch: int | None, is_counted: bool
-) -> file_shards.Found:
-    """Exchange the numbers that the workers find in their files."""
-    from trainjob_trainer.distribution.collective import gather_all  # noqa: PLC0415 - needs all of Keras
+def own_files(epoch: Any, dataset: Any, size: int | None) -> Any:
+    """Return the batches of one worker's files, if the script trains by FILE; else None.
 
-    task = current_process().task
-    own, unknown = part_of_worker(task), file_shards.UNKNOWN
-    is_enough = lists is None or min(lists) >= own.count
-    files = unknown if lists is None else sum(lists) if is_enough else min(lists)
-    count = unknown
-    if is_counted and is_enough:
-        announce("counting the records of this worker's files; `steps_per_epoch` saves that")
-        if batch is None:
-            count = file_shards.count_batches(dataset, own)
-        else:
-            count = file_shards.count_rows(dataset, own, batch, _count)
-    mine = [files, unknown if lists is None else file_shards.files_of(lists, own), count]
-    all_files, all_reads, counts = zip(*gather_all(epoch._distribute_strategy, task, mine))
-    return file_shards.Found(all_files, all_reads, counts, batch)
+    All workers call it together. `epoch` then has a number of steps and no end. Raises InvalidConfiguration
+    if a worker has no file.
+    """
+    if epoch._trainjob_use is not Use.FIT or why_by_rows(epoch, dataset, size) is not None:
+        return None
+    strategy, task = epoch._distribute_strategy, current_process().task
+    try:
+        sharded, first = (shard(one, part_of_worker(task)) for one in (dataset, earliest_of_length(dataset)))
+        finds = int(any(True for _ in first.take(1)))
+    except tf.errors.OpError:
+        finds = 0
+    without = [name for name, found in zip(task.trainees, gather(strategy, task, finds)) if not found]
+    if without:
+        raise InvalidConfiguration(
+            f"auto_shard_policy is FILE, and {', '.join(without)} found no file of the training data "
+            "(TensorFlow knows TFRecordDataset, TextLineDataset and FixedLengthRecordDataset): write it to "
+            "as many files as there are workers, on a volume that all see, or leave the policy out; then "
+            "each reads all of it and takes its rows"
+        )
+    adapter = epoch.data_adapter
+    epoch.steps_per_epoch = epoch.steps_per_epoch or adapter.num_batches
+    adapter._dataset = adapter._dataset.apply(
+        tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+    )
+    epoch._num_batches = adapter.num_batches
+    return sharded
+
+
+def is_by_file(dataset: Any) -> bool:
+    """Return whether the user chose that each worker reads its own files."""
+    policies = tf.data.experimental.AutoShardPolicy
+    chosen = dataset.options().experimental_distribute.auto_shard_policy
+    return chosen == policies.FILE and has_rows(dataset)
+
+
+def why_by_rows(epoch: Any, dataset: Any, size: int | None) -> str | None:
+    """Return why each worker reads all of the data, the empty string if the script wants that; else None."""
+    if not is_by_file(dataset):
+        return ""
+    specs = tf.nest.flatten(dataset.element_spec)
+    replicas = epoch._distribute_strategy.num_replicas_in_sync
+    if not (epoch.steps_per_epoch or epoch.data_adapter.num_batches):
+        return "auto_shard_policy FILE needs steps_per_epoch"
+    if not all(
+        isinstance(one, tf.TensorSpec) and _is_batched(one) and one.shape[1:].is_fully_defined()
+        for one in specs
+    ):
+        return "auto_shard_policy FILE needs rows of one shape"
+    if not size or size % replicas:
+        return f"auto_shard_policy FILE needs batches that {replicas} devices divide"
+    return None
+
+
+def shard(dataset: Any, part: WorkerPart) -> Any:
+    """Return the pipeline on one worker's files; raises tf.errors.OpError if TensorFlow finds no files."""
+    specs = [
+        one if isinstance(one, tf.TensorSpec) else tf.TensorSpec([], tf.variant)
+        for one in tf.nest.flatten(dataset.element_spec)
+    ]
+    variant = tf.raw_ops.AutoShardDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        num_workers=part.count,
+        index=part.index,
+        auto_shard_policy=tf.data.experimental.AutoShardPolicy.FILE.value,
+        num_replicas=part.count,
+        output_types=[one.dtype for one in specs],
+        output_shapes=[one.shape for one in specs],
+    )
+    return tf.data.experimental.from_variant(variant, dataset.element_spec)
 
 
 @functools.cache
@@ -616,14 +611,17 @@ def _tell_once(sentence: str) -> None:
     announce(sentence)
 
 
-def _sentence(epoch: Any, dataset: Any) -> str:
+def _sentence(epoch: Any, dataset: Any, size: int | None) -> str:
     """Return the log line on what each worker reads."""
-    if epoch._trainjob_files is not None:
-        return str(epoch._trainjob_files.sentence)
+    workers = f"each of {current_process().task.num_workers} workers"
     if not _is_ours_to_share(dataset):
         return "training data: TensorFlow shares it among the workers, by its auto_shard_policy"
-    workers = current_process().task.num_workers
-    return f"training data: each of {workers} workers reads all of it and takes its rows of each batch"
+    if epoch._trainjob_files is not None:
+        return f"training data: {workers} reads files of its own, and begins them again at their end"
+    reason = why_by_rows(epoch, dataset, size)
+    return f"training data: {workers} reads all of it and takes its rows of each batch" + (
+        f" ({reason})" if reason else ""
+    )
 
 
 def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) -> bool:

@@ -467,12 +467,12 @@ def _executions_of(epoch: Any, steps: int, call: FitCall | None) -> Iterator[tup
     If somebody may look at them, a call has the numbers that Keras gives it: `steps_per_execution` of them,
     even if fewer batches are left. An epoch of `steps_per_epoch` ends with a whole call, as in Keras.
     """
-    use, files, is_seen = epoch._trainjob_use, epoch._trainjob_files, _is_seen(call, epoch._trainjob_use)
+    use, is_seen = epoch._trainjob_use, _is_seen(call, epoch._trainjob_use)
     rows = epoch._trainjob_rows
     trains = call if use is Use.FIT else None
     shapes = Shapes.EQUAL
-    if trains:
-        shapes = Shapes.of(epoch.data_adapter) if files is None else files.shapes
+    if trains and epoch._trainjob_files is None:
+        shapes = Shapes.of(epoch.data_adapter)
     whole = 1 if call is not None and call.any_step else epoch.steps_per_execution
     step, total = trains.batches_before if trains else 0, -(-steps // whole) * whole
     if trains and step:
