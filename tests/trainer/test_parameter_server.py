@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trainjob_trainer import Environment, InvalidConfiguration, NotFinite, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.data.source import Cache, TrainingSource, build_share
+from trainjob_trainer.data.source import TrainingSource, build_share
 from trainjob_trainer.distribution.strategy import wait_for_servers
 from trainjob_trainer.early_stopping import Rule, Selection
 from trainjob_trainer.edge import StopRequest
@@ -103,7 +103,7 @@ def test_each_worker_reads_its_own_share() -> None:
 
 
 def test_a_worker_keeps_examples_in_memory() -> None:
-    source = TrainingSource(lambda: tf.data.Dataset.range(4), cache=Cache())
+    source = TrainingSource(lambda: tf.data.Dataset.range(4).cache())
     share = build_share(source.stream(step=0, global_batch=1, seed=1, shuffle=False)[0], workers=2, batch=2)
     batches = share(tf.constant(1, tf.int64)).take(3)
     assert [batch.numpy().tolist() for _, batch in batches] == [[1, 3]] * 3

@@ -13,7 +13,6 @@ WHOLE = {
     "takes_part": False,
     "shuffles": True,
     "window": None,
-    "cache": None,
 }
 PLAN = TrainingPlan(440, 22, 22, 64)
 AMOUNT = "1,437 examples, 22 steps of 64 an epoch"
@@ -28,8 +27,8 @@ ANEW = "shuffled anew each epoch"
             f"{AMOUNT}; each of 2 workers reads all of it and takes one example in 2; {ANEW}",
         ),
         (
-            {"workers": 1, "window": 100, "cache": "memory"},
-            f"{AMOUNT}; {ANEW}, 100 at a time; kept in memory once read",
+            {"workers": 1, "window": 100},
+            f"{AMOUNT}; {ANEW}, 100 at a time",
         ),
         (
             {"sizes": [718, 719], "takes_part": True, "shuffles": False},

@@ -145,6 +145,6 @@ def test_a_worker_without_data_is_named_by_all() -> None:
 
 @pytest.mark.parametrize(("shuffle", "sizes"), [(True, EQUAL), (False, UNEQUAL)])
 def test_how_it_is_shared_is_said(shuffle: bool, sizes: tuple[int, ...]) -> None:
-    policy = source(sizes, 1).policy(len(sizes), shuffle=shuffle, cache=None)
+    policy = source(sizes, 1).policy(len(sizes), shuffle=shuffle)
 
-    assert policy == Policy(len(sizes), list(sizes), True, shuffle, None, None)
+    assert policy == Policy(len(sizes), list(sizes), True, shuffle, None)

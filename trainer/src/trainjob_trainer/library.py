@@ -16,7 +16,6 @@ from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.data.batches import TrainingData, measure, part_of
 from trainjob_trainer.data.same_rows import SameRows
 from trainjob_trainer.data.source import (
-    Cache,
     TrainingSource,
     as_function,
     distributed_batches,
@@ -307,7 +306,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         tell_unsaved(model)
         tell_unsynchronized(model, strategy.num_replicas_in_sync)
         replica.store.clear_final()
-        policy = source.policy(task.num_workers, shuffle=recipe.shuffle, cache=recipe.cache)
+        policy = source.policy(task.num_workers, shuffle=recipe.shuffle)
         announce(policy.sentence(plan))
     export = _export(replica, request, spec) if request.recipe.export else None
     batches, to_read = distributed_batches(replica, strategy, source, request.recipe, start.step)
@@ -344,13 +343,11 @@ _COMPARED = 16
 def _open(replica: Replica, strategy: Any, request: _Request) -> TrainingSource:
     """Call the user's function of training data; all workers do so together."""
     task = replica.task
-    name = f"{replica.environment.name}-{task.replica}"
-    cache = Cache.of(request.recipe.cache, name, reads_here=not task.is_coordinator)
-    source = TrainingSource(request.train, part_of(task), lambda one: gather(strategy, task, one), cache)
+    source = TrainingSource(request.train, part_of(task), lambda one: gather(strategy, task, one))
     is_shared = not (source.takes_part or source.takes_step or task.is_coordinator) and task.num_workers > 1
     if is_shared and request.recipe.compare_data:
         rows = SameRows(strategy, task, of_batches=False, first=_COMPARED)
-        for _ in rows.hashed(source.uncached.take(_COMPARED)):
+        for _ in rows.hashed(source.at(0).dataset.take(_COMPARED)):
             pass
         rows.compare(is_end=True)
     return source

@@ -46,9 +46,6 @@ class Recipe:
     shuffle: bool = _setting(
         "reshuffle the training data each epoch, unless train() takes the step", bool, True
     )
-    cache: str | None = _setting(
-        "keep the examples of train() once they are read: in `memory`, or in files below this folder", str
-    )
     checkpoint_every: int | None = _setting(
         "steps between checkpoints; by default those of an epoch, or a tenth of all where data is endless",
         int,

@@ -45,7 +45,7 @@ TRAINER_PREFIX = "TRAIN_"
 TRAINER_SETTINGS = tuple(
     f"{TRAINER_PREFIX}{name.upper()}"
     for name in (
-        "global_batch", "epochs", "steps", "seed", "shuffle", "cache", "checkpoint_every", "keep", "export",
+        "global_batch", "epochs", "steps", "seed", "shuffle", "checkpoint_every", "keep", "export",
         "base_batch", "warmup_steps", "on_nan", "compare_weights", "compare_data", "monitor", "mode",
         "patience", "min_delta", "keep_best", "initial_weights", "output", "resume", "resume_data",
         "gradients", "without", "smoke", "strategy",

@@ -158,7 +158,7 @@ def _all(*mappings: Mapping[str, Any]) -> dict[str, None]:
 _ROLES = ("worker", "chief", "ps", "evaluator")
 _OF_A_CONTAINER = ("command", "args", "workingDir", "envFrom", "volumeMounts")
 _CHANGE_NOTHING = frozenset(
-    ["CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL", "TRAIN_CACHE", "TRAIN_CHECKPOINT_EVERY", "TRAIN_KEEP"]
+    ["CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL", "TRAIN_CHECKPOINT_EVERY", "TRAIN_KEEP"]
 )
 _OF_A_SHELL = frozenset(["OLDPWD", "PATH", "PWD", "TERM"])
 

@@ -1,13 +1,11 @@
-"""The user's training data: calls of the user's function, the cache, and each worker's share."""
+"""The user's training data: calls of the user's function, and each worker's share."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +43,7 @@ class Policy:
     """What each worker reads, and in which order.
 
     `sizes` are the examples of each part, or of all as one; None if they are endless. `window` examples are
-    shuffled together; None if each part is shuffled as a whole. `cache` is where examples are kept.
+    shuffled together; None if each part is shuffled as a whole.
     """
 
     workers: int
@@ -53,7 +51,6 @@ class Policy:
     takes_part: bool
     shuffles: bool
     window: int | None
-    cache: str | None
 
     def sentence(self, plan: TrainingPlan) -> str:
         """Return the whole log line."""
@@ -77,52 +74,7 @@ class Policy:
         order = "in the order of train()"
         if self.shuffles and sizes is not None:
             order = "shuffled anew each epoch" + (f", {self.window:,} at a time" if self.window else "")
-        kept = f"kept in {self.cache} once read" if self.cache else ""
-        return "training data: " + "; ".join(clause for clause in (amount, share, order, kept) if clause)
-
-
-# The cache of examples: later epochs neither read nor parse them again.
-
-
-IN_MEMORY = "memory"
-
-
-class Cache:
-    """Keeps the examples of this process: below its own folder, or in memory without one."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
-
-    @classmethod
-    def of(cls, where: str | None, replica: str, *, reads_here: bool = True) -> Cache | None:
-        """Return the cache that a recipe sets: `memory`, a folder of this machine, or None.
-
-        What an earlier start left there is removed: it may be incomplete, or of other data. No other process
-        on this machine has the name `replica`. Without `reads_here` the workers, to which this process hands
-        out steps, read the examples.
-        """
-        if where is None:
-            return None
-        if where == IN_MEMORY:
-            return cls()
-        if not reads_here:
-            raise InvalidConfiguration(
-                f"cache: {where} would be one folder for all workers, who read the examples themselves where "
-                f"there are parameter servers; use cache={IN_MEMORY!r}"
-            )
-        folder = Path(where) / replica
-        try:
-            if folder.exists():
-                shutil.rmtree(folder)
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise InvalidConfiguration(f"cache: {folder} can't be written: {error.strerror}") from error
-        return cls(folder)
-
-    def keep(self, data: TrainingData, number: int) -> TrainingData:
-        """Return the same examples, cached; `number` is unique in this process."""
-        path = "" if self._folder is None else str(self._folder / f"examples-{number}")
-        return TrainingData(data.dataset.cache(path), data.examples)
+        return "training data: " + "; ".join(clause for clause in (amount, share, order) if clause)
 
 
 STEP, PART = "step", "part"
@@ -144,7 +96,6 @@ class TrainingSource:
         load: Callable[..., Any],
         part: Part = Part(),  # noqa: B008 - it is frozen
         gather: Callable[[int], Sequence[int]] = lambda number: [number],
-        cache: Cache | None = None,
     ) -> None:
         self._load = load
         self._part = part
@@ -155,13 +106,6 @@ class TrainingSource:
         self._turns: list[TrainingData] = []
         if not self.takes_step:
             self._open(gather)
-        self.uncached: Any = self._turns[0].dataset if self._turns else None
-        if cache is not None and self.sizes is None:
-            raise InvalidConfiguration(
-                "cache: train() has no end, so no example would be read twice; leave the setting out"
-            )
-        if cache is not None:
-            self._turns = [cache.keep(data, number) for number, data in enumerate(self._turns)]
 
     @property
     def examples(self) -> int | None:
@@ -172,13 +116,13 @@ class TrainingSource:
         """Return what a worker takes of its stream: every n-th example, or all if it reads its own part."""
         return Part() if self.takes_part else worker
 
-    def policy(self, workers: int, *, shuffle: bool, cache: str | None) -> Policy:
+    def policy(self, workers: int, *, shuffle: bool) -> Policy:
         """Return how this number of workers shares the data."""
         limited = [
             shuffle_buffer(data) for data in self._turns if shuffle_buffer(data) < (data.examples or 0)
         ]
         window = min(limited, default=None)
-        return Policy(workers, self.sizes, self.takes_part, shuffle and not self.takes_step, window, cache)
+        return Policy(workers, self.sizes, self.takes_part, shuffle and not self.takes_step, window)
 
     def at(self, step: int) -> TrainingData:
         """Return the function's data when `step` steps are done."""
