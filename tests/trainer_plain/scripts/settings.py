@@ -51,6 +51,7 @@ CASES = {
     "float16, own step": {"optimizer": loss_scale, "overflows": True, "kind": OwnStep},
     "compiled": {"optimizer": lambda: SGD(0.1, clipnorm=0.5), "compiled": True},
     "compiled, own step": {"optimizer": lambda: SGD(0.1), "compiled": True, "kind": OwnStep},
+    "eager": {"optimizer": lambda: SGD(0.1), "eager": True},
     "each batch": {"optimizer": lambda: SGD(0.1, clipvalue=0.2), "callbacks": [EachBatch()]},
 }
 UNEQUAL = ("accumulation", "accumulation, own step", "compiled", "each batch")
@@ -58,7 +59,15 @@ CASES |= {f"{name}, unequal parts": {**CASES[name], "batch": 7} for name in UNEQ
 
 
 def train(
-    strategy, *, optimizer, kind=keras.Model, overflows=False, compiled=False, callbacks=(), batch=BATCH
+    strategy,
+    *,
+    optimizer,
+    kind=keras.Model,
+    overflows=False,
+    compiled=False,
+    eager=False,
+    callbacks=(),
+    batch=BATCH,
 ):
     random = np.random.default_rng(0)
     x = random.normal(size=(BATCH * BATCHES, 3)).astype("float32")
@@ -73,7 +82,7 @@ def train(
         inputs = keras.Input((3,))
         hidden = keras.layers.Dense(4, activation="tanh", dtype=dtype)(inputs)
         model = kind(inputs, keras.layers.Dense(1, dtype=dtype)(hidden))
-        model.compile(optimizer(), "mse", auto_scale_loss=False, jit_compile=compiled)
+        model.compile(optimizer(), "mse", auto_scale_loss=False, jit_compile=compiled, run_eagerly=eager)
     model.fit(x, y, batch_size=batch, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks))
     weights = [weight.ravel() for weight in model.get_weights()]
     scale = getattr(model.optimizer, "dynamic_scale", None)
