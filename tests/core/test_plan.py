@@ -173,6 +173,51 @@ async def test_a_finished_job_goes_when_its_ttl_is_over() -> None:
     assert world.pods == []
 
 
+def end_beside_a_sidecar(world: World, pod: dict[str, Any], exit_code: int) -> None:
+    """The pod's training container ends; another one runs on."""
+    world.cluster.end_pod(pod, exit_code)
+    statuses = world.cluster.at_node(pod, "node-1")["status"]["containerStatuses"]
+    sidecar = {"name": "log-shipper", "state": {"running": {}}}
+    world.cluster.change(pod, {"status": {"phase": "Running", "containerStatuses": [*statuses, sidecar]}})
+
+
+def deadlines(world: World) -> dict[str, int | None]:
+    return {
+        pod["metadata"]["name"].rsplit("-", 1)[0]: pod["spec"].get("activeDeadlineSeconds")
+        for pod in world.pods
+    }
+
+
+async def test_workers_that_ended_beside_an_evaluator_hold_nothing() -> None:
+    world = await World(build_plain_job()).started()
+    world.each(lambda pod: end_beside_a_sidecar(world, pod, 0), "worker")
+    await world.settle()
+    assert world.status.state == "Evaluating"
+    assert deadlines(world) == {"digits-worker-0": 1, "digits-worker-1": 1, "digits-evaluator-0": None}
+    end_beside_a_sidecar(world, world.pod("evaluator"), 0)
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert set(deadlines(world).values()) == {1}
+    assert len([write for write in world.cluster.writes if write.startswith("patch Pod")]) == 3
+    late = {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active for too long"}
+    world.each(lambda pod: world.cluster.change(pod, {"status": late}))
+    before = world.status
+    await world.pass_time(60)
+    assert world.status == before
+    assert len(world.pods) == 3, "they stay for their logs"
+
+
+async def test_the_pods_of_a_failed_job_hold_nothing() -> None:
+    world = await World(build_plain_job(maxRestarts=0)).started()
+    end_beside_a_sidecar(world, world.pod("worker", 1), 3)
+    await world.settle()
+    world.let_go()
+    await world.pass_time(60)
+    assert world.status.state == "Failed"
+    assert "exit code 3" in (world.status.message or "")
+    assert deadlines(world) == {"digits-worker-1": 1}
+
+
 async def test_a_resize_restarts_training_with_the_new_number_of_workers() -> None:
     world = await World(build_plain_job()).started()
     world.edit(worker={"replicas": 3})

@@ -89,6 +89,47 @@ def test_what_the_cluster_does_is_not_the_programs_fault(status: dict[str, Any],
     assert read.reason == reason
 
 
+ENDED = {"exitCode": 0, "reason": "Completed"}
+GOES_ON = {"name": "log-shipper", "state": {"running": {}}}
+
+
+def ended(*others: dict[str, Any], **status: Any) -> dict[str, Any]:
+    statuses = [{"name": "trainer", "state": {"terminated": ENDED}}, *others]
+    return {"phase": "Running", "containerStatuses": statuses, **status}
+
+
+@pytest.mark.parametrize(
+    ("status", "deadline", "outlived"),
+    [
+        (ended(GOES_ON), None, True),
+        (ended(GOES_ON), 3600, True),
+        (ended({"name": "log-shipper", "state": {"waiting": {"reason": "ImagePullBackOff"}}}), None, True),
+        (ended(GOES_ON), 1, False),
+        (ended(GOES_ON, phase="Failed", reason="Evicted"), None, False),
+        (ended({"name": "log-shipper", "state": {"terminated": ENDED}}), None, False),
+        (ended(initContainerStatuses=[{"name": "istio-proxy", "state": {"running": {}}}]), None, False),
+        (container({"running": {}}, phase="Running"), None, False),
+    ],
+)
+def test_a_container_that_outlives_the_training_container(
+    status: dict[str, Any], deadline: int | None, outlived: bool
+) -> None:
+    read = read_pod({**pod(status), "spec": {"activeDeadlineSeconds": deadline}})
+    assert read is not None
+    assert read.outlived is outlived
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, PodState.SUCCEEDED), (3, PodState.FAILED)])
+def test_a_pod_that_was_told_to_end_is_what_its_training_container_says(code: int, state: PodState) -> None:
+    late = "Pod was active on the node longer than the specified deadline"
+    status = container(
+        {"terminated": {"exitCode": code}}, phase="Failed", reason="DeadlineExceeded", message=late
+    )
+    read = read_pod({**pod(status), "spec": {"activeDeadlineSeconds": 1}})
+    assert read is not None
+    assert (read.state, read.reason, read.message, read.disrupted) == (state, "", "", False)
+
+
 @pytest.mark.parametrize(
     "labels", [{}, {**LABELS, "trainjob.dev/index": "x"}, {"trainjob.dev/role": "worker"}]
 )

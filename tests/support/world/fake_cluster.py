@@ -137,7 +137,7 @@ class FakeCluster:
         """See `Cluster.patch`; a terminating object is gone with its last finalizer."""
         stored = self._find(ref)
         self._check("patch", stored)
-        if stored["metadata"]["resourceVersion"] != resource_version:
+        if resource_version and stored["metadata"]["resourceVersion"] != resource_version:
             raise Conflict(f"{ref.kind} {ref.name} has changed")
         assert ("status" in patch) == (subresource == "status")
         merge(stored, deepcopy(dict(patch)))

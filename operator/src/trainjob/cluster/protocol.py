@@ -245,6 +245,12 @@ class Cluster(Protocol):
     ) -> None:
         """Merge a patch into an object, or a subresource of it.
 
+        Args:
+            ref: the object.
+            resource_version: of the version that the patch is for; empty for any.
+            patch: a JSON merge patch.
+            subresource: such as `status`; empty for the object itself.
+
         Raises:
             NotFound: it is gone.
             Conflict: it has changed since it had `resource_version`, or is another one of that name.

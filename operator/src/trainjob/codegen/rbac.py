@@ -68,7 +68,8 @@ PERMISSIONS: tuple[Permission, ...] = (
         "",
         "pods",
         (*_READ, "create", "patch", "delete"),
-        "the replicas; patch removes the label by which the job's Service selects a pod",
+        "the replicas; patch removes the label by which the job's Service selects a pod, and ends pods that "
+        "only sidecars keep running",
     ),
     Permission("", "services", (*_READ, "create"), "the replicas' DNS names"),
     Permission("", "persistentvolumeclaims", (*_READ, "create"), "the output of jobs that ask for a size"),

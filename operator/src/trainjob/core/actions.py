@@ -14,7 +14,7 @@ from trainjob.core.conditions import FAILURE_TARGET, QUEUED, SUCCESS_CRITERIA_ME
 from trainjob.core.manifests import build_pod, build_program, build_token_secret
 from trainjob.core.names import LABEL_LIVE, ObjectRef, Replica, pod_name, training_counts, training_replicas
 from trainjob.core.observed import Observed
-from trainjob.core.pods import Pod
+from trainjob.core.pods import ENDED_AT_ONCE, Pod
 
 # Writes to the job's objects, and events for its user.
 
@@ -129,7 +129,11 @@ class Replace:
 
 @dataclass(frozen=True)
 class Patch:
-    """Merge a patch into the version of an object that was read; one that has changed since is read again."""
+    """Merge a patch into the version of an object that was read; one that has changed since is read again.
+
+    Attributes:
+        resource_version: that version; empty if any will do.
+    """
 
     ref: ObjectRef
     resource_version: str
@@ -197,6 +201,17 @@ def stop_pods(observed: Observed, pods: tuple[Pod, ...]) -> tuple[Action, ...]:
     """Return actions that remove these pods from the Service, for their successors, and delete them."""
     live = (Label(pod_ref(observed, pod), ((LABEL_LIVE, None),)) for pod in pods if pod.live)
     return (*live, *(Delete(pod_ref(observed, pod)) for pod in pods if not pod.deleting))
+
+
+def end_other_containers(observed: Observed) -> tuple[Patch, ...]:
+    """Return what ends the pods whose training container has ended: they hold GPUs for nothing.
+
+    Their deadline does it: the kubelet ends the other containers as it does after a deletion, but the pod's
+    object and logs stay.
+    """
+    deadline = {"spec": {"activeDeadlineSeconds": ENDED_AT_ONCE}}
+    outlived = (pod for pod in observed.pods if pod.outlived and not pod.deleting)
+    return tuple(Patch(pod_ref(observed, pod), "", deadline) for pod in outlived)
 
 
 def create_agent_objects(observed: Observed) -> tuple[Create, ...]:

@@ -7,7 +7,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from trainjob.api import CONTROLLER
-from trainjob.core.actions import Plan, build_target, delete_agent_secrets, pod_group_actions
+from trainjob.core.actions import (
+    Plan,
+    build_target,
+    delete_agent_secrets,
+    end_other_containers,
+    pod_group_actions,
+)
 from trainjob.core.delays import soonest
 from trainjob.core.observed import Observed
 from trainjob.core.policies.creation import incomplete
@@ -75,6 +81,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         status=status,
         actions=(
             *decided.actions,
+            *end_other_containers(observed),
             *pod_group_actions(observed, status),
             *workload_actions(observed, status, now),
         ),

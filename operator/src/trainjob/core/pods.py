@@ -40,6 +40,10 @@ _NO_ROOM = "OutOf"
 """`OutOfcpu`, `OutOfnvidia.com/gpu`: reasons of the kubelet, too."""
 
 
+ENDED_AT_ONCE = 1
+"""`activeDeadlineSeconds` of a pod that is told to end; it can be set on a running pod."""
+
+
 class PodState(Enum):
     """The state of the pod's training container."""
 
@@ -75,6 +79,8 @@ class Pod:
         source: where its agent comes from, or None if it has no agent.
         avoided: the nodes that were lost when it was created.
         group: the name of its PodGroup; empty if it has none.
+        outlived: whether another container runs on after the training container, and the pod isn't told to
+            end. Native sidecars don't count: the kubelet ends them.
     """
 
     name: str
@@ -102,6 +108,7 @@ class Pod:
     source: AgentSource | None = None
     avoided: frozenset[str] = frozenset()
     group: str = ""
+    outlived: bool = False
 
     @property
     def deleting(self) -> bool:
@@ -132,6 +139,9 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
     container = container_state(status)
     ended = container.get("terminated")
+    told_to_end = ended and spec.get("activeDeadlineSeconds") == ENDED_AT_ONCE
+    if told_to_end:  # what the kubelet then says of the pod isn't about its training
+        status = {name: value for name, value in status.items() if name not in ("reason", "message")}
     state = _state(status, container)
     disrupted = _is_disrupted(status)
     message = (ended or {}).get("message") or status.get("message") or ""
@@ -164,6 +174,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         source=read_source(spec),
         avoided=frozenset(filter(None, annotations.get(AVOIDED_NODES, "").split(","))),
         group=labels.get(GROUP_NAME_LABEL) or annotations.get(GROUP_NAME_ANNOTATION) or "",
+        outlived=bool(ended) and not told_to_end and _others_run(status),
     )
 
 
@@ -226,6 +237,13 @@ def _state(status: Mapping[str, Any], container: Mapping[str, Any]) -> PodState:
     return (
         PodState.STARTING if _condition(status, "PodScheduled").get("status") == "True" else PodState.PENDING
     )
+
+
+def _others_run(status: Mapping[str, Any]) -> bool:
+    """Return whether a container of the pod hasn't ended; the pod holds its GPUs until all have."""
+    containers = status.get("containerStatuses") or ()
+    has_ended = status.get("phase") in ("Succeeded", "Failed")
+    return not has_ended and any("terminated" not in (c.get("state") or {}) for c in containers)
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

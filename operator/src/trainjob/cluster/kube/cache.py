@@ -118,7 +118,7 @@ def _project_spec(manifest: Manifest) -> Manifest:
 
 def _project_pod(pod: Manifest) -> Manifest:
     spec, status = mapping_at(pod, "spec"), mapping_at(pod, "status")
-    kept_spec = _picked(spec, ("nodeName",)) | _lists(
+    kept_spec = _picked(spec, ("nodeName", "activeDeadlineSeconds")) | _lists(
         volumes=(volume for _, volume in objects_at(spec, "volumes") if volume.get("name") == BUNDLE_VOLUME),
         containers=(
             {"name": TRAINER_CONTAINER, "env": [{"name": "TF_CONFIG", "value": shorten_tf_config(text)}]}
@@ -132,9 +132,7 @@ def _project_pod(pod: Manifest) -> Manifest:
             if condition.get("type") in _CONDITIONS
         ),
         containerStatuses=(
-            _picked(container, ("name", "state"))
-            for _, container in objects_at(status, "containerStatuses")
-            if container.get("name") == TRAINER_CONTAINER
+            _picked(container, ("name", "state")) for _, container in objects_at(status, "containerStatuses")
         ),
     )
     return {"spec": kept_spec, "status": kept_status}

@@ -321,7 +321,7 @@ class KubeCluster:
     ) -> None:
         """See `Cluster.patch`."""
         resource = self._resource(ref.kind, ref.api_version)
-        seen = {"uid": ref.uid, "resourceVersion": resource_version}
+        seen = {"uid": ref.uid} | ({"resourceVersion": resource_version} if resource_version else {})
         body = {**patch, "metadata": {**patch.get("metadata", {}), **seen}}
         try:
             async with self._turn_for(resource, ref):
