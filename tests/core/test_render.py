@@ -49,7 +49,10 @@ def test_the_service_resolves_live_pods_before_they_are_ready() -> None:
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": {"trainjob.dev/job": "digits", "trainjob.dev/live": "true"},
-        "ports": [{"name": "tensorflow", "port": 2222, "targetPort": 2222}],
+        "ports": [
+            {"name": "tensorflow", "port": 2222, "targetPort": 2222, "appProtocol": "tcp"},
+            {"name": "agent", "port": 2223, "targetPort": 2223, "appProtocol": "tcp"},
+        ],
     }
     assert service["metadata"]["ownerReferences"][0]["uid"] == "some-uid"
 
@@ -256,6 +259,7 @@ def test_no_value_becomes_structure(text: str) -> None:
         owners=[{"uid": text}],
         selector={},
         port=1,
+        agent_port=2,
     )
     assert rendered["metadata"] == {
         "name": text,
@@ -266,7 +270,8 @@ def test_no_value_becomes_structure(text: str) -> None:
 
 
 def test_what_is_rendered_shares_nothing() -> None:
-    labels, values = {"a": "b"}, {"job": {"name": "n", "namespace": "n"}, "owners": [], "port": 1}
+    labels = {"a": "b"}
+    values = {"job": {"name": "n", "namespace": "n"}, "owners": [], "port": 1, "agent_port": 2}
     first, second = (
         render_template("service.yaml.j2", labels=labels, selector=labels, **values) for _ in range(2)
     )
@@ -274,7 +279,7 @@ def test_what_is_rendered_shares_nothing() -> None:
     first["spec"]["ports"].clear()
     assert labels == {"a": "b"}
     assert second["metadata"]["labels"] == {"a": "b"}
-    assert len(second["spec"]["ports"]) == 1
+    assert len(second["spec"]["ports"]) == 2
 
 
 def test_a_value_that_is_missing_is_named() -> None:

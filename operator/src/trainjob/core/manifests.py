@@ -173,6 +173,7 @@ def build_service(job: TrainJob) -> Manifest:
         owners=owner_references(job),
         selector={LABEL_JOB: job.metadata.name, LABEL_LIVE: "true"},
         port=PORT,
+        agent_port=AGENT_PORT,
     )
 
 

@@ -1,9 +1,9 @@
 """Frames between agents, and between the controller and an agent: authentication and limits of size.
 
-The server sends `TRAINJOB-AGENT/1` and 32 random bytes, the client 32 random bytes; both derive a key from
-them and the job's token. After that a frame is a length, a tag and a JSON object. The tag is an HMAC over
-the direction, the frame's number and the content: a frame needs the token, and can't be repeated, reordered
-or reflected. The content is not secret.
+The server sends `TRAINJOB-AGENT/1` and 32 random bytes, the client 32 random bytes, and neither waits for
+the other. Both derive a key from them and the job's token. After that a frame is a length, a tag and a JSON
+object. The tag is an HMAC over the direction, the frame's number and the content: a frame needs the token,
+and can't be repeated, reordered or reflected. The content is not secret.
 """
 
 from __future__ import annotations
@@ -185,10 +185,11 @@ async def connect(host: str, port: int, token: bytes, patience: float) -> Channe
 async def _connect(host: str, port: int, token: bytes) -> Channel:
     reader, writer = await asyncio.open_connection(host, port)
     try:
+        nonce = os.urandom(NONCE_BYTES)
+        writer.write(nonce)  # first: a service mesh may hold back a server that speaks before its client
         if await _read_exactly(reader, len(GREETING)) != GREETING:
             raise WireError("the server there is no agent")
-        theirs, nonce = await _read_exactly(reader, NONCE_BYTES), os.urandom(NONCE_BYTES)
-        writer.write(nonce)
+        theirs = await _read_exactly(reader, NONCE_BYTES)
     except BaseException:
         writer.transport.abort()
         raise

@@ -237,10 +237,10 @@ async def _ask(
     target: Mapping[str, Any],
     largest: int,
 ) -> Mapping[str, Any]:
-    server_nonce = await _greeted(reader)
     client_nonce = os.urandom(NONCE_BYTES)
+    writer.write(client_nonce)  # first: a service mesh may hold back a server that speaks before its client
+    server_nonce = await _greeted(reader)
     key = session_key(token, server_nonce, client_nonce)
-    writer.write(client_nonce)
     writer.write(Sealer(key, b"C").seal({"type": "sync", "order": target}, LARGEST_FIRST_FRAME))
     await writer.drain()
     try:
