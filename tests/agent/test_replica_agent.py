@@ -127,6 +127,22 @@ async def test_a_start_sets_task_attempt_and_generation() -> None:
     assert case.agent.join("fd00::1")["address"] == "[fd00::1]:2222"
 
 
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, "10.0.0.1,10.0.0.2"),
+        ({"http_proxy": "http://proxy:3128"}, "10.0.0.1,10.0.0.2"),
+        ({"no_proxy": ".svc,169.254.169.254"}, ".svc,169.254.169.254,10.0.0.1,10.0.0.2"),
+        ({"no_proxy": ".svc", "no_grpc_proxy": ".corp"}, ".corp,10.0.0.1,10.0.0.2"),
+        ({"no_proxy": ".svc", "no_grpc_proxy": ""}, "10.0.0.1,10.0.0.2"),
+    ],
+)
+async def test_grpc_calls_the_replicas_without_a_proxy(env: dict[str, str], expected: str) -> None:
+    case = Case(env=env)
+    case.start()
+    assert case.child.starts[0]["no_grpc_proxy"] == expected
+
+
 async def test_a_start_gets_the_last_reported_step() -> None:
     case = Case()
     case.start(1)

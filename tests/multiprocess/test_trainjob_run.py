@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed.ports import free_ports
 
 from support.agents.agent_job import until
 from support.cli.running import SCRIPTS, finished_run, pause, processes_of, started_run, write_job
@@ -98,6 +99,18 @@ def test_a_worker_that_crashes_restarts_all_from_the_checkpoint(tmp_path: Path) 
     assert "resumed from step 20" in printed
     assert evaluations(tmp_path / "runs" / "training" / "digits")[-1]["step"] == 60
     assert processes_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize("strategy", ["InPlace", "Recreate"])
+def test_workers_reach_each_other_where_a_proxy_is_set_that_reaches_nobody(
+    strategy: str, tmp_path: Path
+) -> None:
+    proxy = {"http_proxy": f"http://127.0.0.1:{free_ports(1)[0]}", "no_proxy": ".svc,.cluster.local"}
+    script = SCRIPTS / "small_job.py"
+    file = write_job(tmp_path, script, proxy, evaluator=False, restartStrategy=strategy, maxRestarts=0)
+    code, printed = finished_run(file, tmp_path / "runs")
+    assert code == 0, printed
+    assert newest_step(tmp_path / "runs" / "training" / "digits") == 60
 
 
 def test_a_worker_whose_weights_have_come_apart_is_named_and_nothing_of_them_is_saved(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_the_environment_starts_from_the_callers() -> None:
     assert launch.env["PYTHONPATH"] == "/opt/bootstrap:/mine"
     assert launch.env["PYTHONUNBUFFERED"] == "1"
     assert launch.env["TRAINJOB_PROGRESS_FILE"] == "/tmp/private/progress.json"
+    assert launch.env["no_grpc_proxy"] == "127.0.0.1"
 
 
 def test_the_manifest_wins_over_the_callers_environment() -> None:

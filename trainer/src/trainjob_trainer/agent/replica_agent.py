@@ -176,12 +176,18 @@ class ReplicaAgent:
         self.counts = self.counts.merge(RestartCounts.from_json(message.get("restarts")))
         log(f"attempt {self.attempt} starts")
         self._generation = str(message["epoch"])
+        # TensorFlow's gRPC calls a host through the proxy of `http_proxy` unless it is told not to. It reads
+        # `no_proxy` only where `no_grpc_proxy` isn't set.
+        direct = self.settings.env.get("no_grpc_proxy", self.settings.env.get("no_proxy"))
+        addresses = (address for role in message["tfConfig"]["cluster"].values() for address in role)
+        hosts = dict.fromkeys(parse_address(address, "TF_CONFIG").host for address in addresses)
         self.child.start(
             {
                 "TF_CONFIG": json.dumps(message["tfConfig"], separators=(",", ":")),
                 "TRAINJOB_ATTEMPT": str(self.attempt),
                 "TRAINJOB_EPOCH": self._generation,
                 **{variable: str(step) for variable, step in self._reported.items()},
+                "no_grpc_proxy": ",".join(filter(None, (direct, *hosts))),
                 **self._horovod(message),
             }
         )

@@ -347,7 +347,12 @@ def _environment(own: Mapping[str, str], machine: Machine, gpus: Mapping[str, st
 
 def _with_help(env: Mapping[str, str], machine: Machine, progress: Path) -> dict[str, str]:
     """Add the variables that an agent would set for its training process."""
-    helped = {**env, "TRAINJOB_PROGRESS_FILE": str(progress)}
+    direct = env.get("no_grpc_proxy", env.get("no_proxy"))
+    helped = {
+        **env,
+        "TRAINJOB_PROGRESS_FILE": str(progress),
+        "no_grpc_proxy": f"{direct},{LOOPBACK}" if direct else LOOPBACK,
+    }
     if machine.bootstrap is not None:
         helped["PYTHONPATH"] = _joined(machine.bootstrap, env.get("PYTHONPATH"))
     return helped
