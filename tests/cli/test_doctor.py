@@ -11,10 +11,12 @@ import pytest
 
 from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
-from support.cli.stored_jobs import call
-from trainjob.client import doctor_looks
+from support.cli.stored_jobs import call, stored_pod
+from trainjob.api import parse
+from trainjob.client import doctor_all_reduce, doctor_looks
 from trainjob.client.doctor import PERMISSIONS, TensorFlow
 from trainjob.cluster.kube.config import Access
+from trainjob.core.manifests import build_objects, count_gpus
 
 CRD = {"metadata": {"name": "trainjobs.trainjob.dev", "annotations": {"trainjob.dev/version": "0.1.0"}}}
 DEPLOYMENT = {
@@ -185,3 +187,92 @@ async def test_an_interrupted_look_at_an_image_leaves_no_pod(api: CliServer) -> 
     with pytest.raises(asyncio.CancelledError):
         await look
     assert (api.count("create", "pods"), api.count("delete", "pods")) == (1, 1)
+
+
+MEASURED = {"implementation": "NCCL", "devices": 2, "size": 1 << 28, "seconds": 0.1}
+
+
+def let_a_job_measure(
+    api: CliServer, monkeypatch: pytest.MonkeyPatch, *, said: str = "", message: str = "", over: bool = False
+) -> None:
+    """The image is there. The job's workers run, worker 0 has said this, and the job has this message."""
+    monkeypatch.setattr(doctor_looks, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(doctor_all_reduce, "_POLL_SECONDS", 0.01)
+    serve(api)
+
+    def run(asked: Asked) -> None:
+        if (asked.plural, asked.verb) == ("pods", "get"):
+            pod = api.get("pods", asked.name)
+            assert pod is not None
+            has = {"terminated": {"exitCode": 0, "message": "3.11.2 2.21.0"}}
+            api.put({**pod, "status": {"containerStatuses": [{"name": "trainer", "state": has}]}})
+        if (asked.plural, asked.verb) == ("trainjobs", "get"):
+            job = api.get("trainjobs", asked.name)
+            assert job is not None
+            if (not said and not message) or job.get("status"):
+                return
+            status = {"message": message, **({"completionTime": "2026-01-01T00:00:00Z"} if over else {})}
+            api.put({**job, "status": status})
+            for index in (0, 1):
+                pod = stored_pod("worker", index, job=asked.name, container={"running": {}})
+                api.put({**pod, "spec": {"nodeName": f"gpu-{index}"}})
+            api.write_log(f"{asked.name}-worker-0-1", "NCCL INFO", f"trainjob all-reduce: {said}")
+
+    api.rules.append(run)
+
+
+def test_a_job_of_two_workers_measures_and_is_deleted(
+    api: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_a_job_measure(api, monkeypatch, said=json.dumps(MEASURED))
+    code, shown = cluster_of("--image", "acme/tf:1", "--gpus", "1")
+    assert (code, shown["all-reduce"]) == (
+        0,
+        ("ok", "NCCL on 2 devices, gpu-0 and gpu-1: 256 MiB in 100.0 ms, 2.68 GB/s"),
+    )
+    assert (api.count("create"), api.count("delete")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("job", "found"),
+    [
+        ({"said": json.dumps({**MEASURED, "implementation": "RING"})}, "RING on 2 devices"),
+        (
+            {"message": "worker 0 got an error of NCCL's own", "over": True},
+            "worker 0 got an error of NCCL's own",
+        ),
+        ({"message": "worker 0 can't start: Unschedulable"}, "in 0.3 s: worker 0 can't start: Unschedulable"),
+        ({"said": "[1]"}, "nothing was measured in 0.3 s"),
+        ({}, "nothing was measured in 0.3 s: no controller takes the job"),
+    ],
+)
+def test_what_keeps_workers_from_summing_is_a_problem(
+    job: dict[str, Any], found: str, api: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_a_job_measure(api, monkeypatch, **job)
+    code, shown = cluster_of("--image", "acme/tf:1", "--gpus", "1", "--timeout", "0.3")
+    assert (code, shown["all-reduce"][0]) == (1, "problem")
+    assert found in shown["all-reduce"][1]
+    assert (api.count("create"), api.count("delete")) == (1, 1)
+
+
+def test_a_namespace_without_a_claim_for_several_nodes_asks_for_an_output(
+    api: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ANSWERS, "persistentvolumeclaims", {"items": []})
+    let_a_job_measure(api, monkeypatch, said=json.dumps({**MEASURED, "implementation": "RING"}))
+    code, shown = cluster_of("--image", "acme/tf:1", "--gpus", "0")
+    assert (code, shown["all-reduce"][0]) == (1, "problem")
+    assert "--job-output" in shown["all-reduce"][1]
+    code, shown = cluster_of("--image", "acme/tf:1", "--gpus", "0", "--job-output", "nfs:server:/jobs")
+    assert (code, shown["all-reduce"][0]) == (0, "ok")
+    assert call("doctor", "--gpus", "1").exit_code == 2
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_the_job_is_one_that_the_api_accepts(gpus: int) -> None:
+    output = {"claim": {"claimName": "training"}}
+    job = parse(doctor_all_reduce.build_measurement("trainjob-doctor-0a1b2c3d", "acme/tf:1", gpus, output))
+    pods = [made for made in build_objects(job) if made["kind"] == "Pod"]
+    assert len(pods) == 2
+    assert all(count_gpus(pod) == gpus for pod in pods)

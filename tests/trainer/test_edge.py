@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -75,6 +76,19 @@ def test_an_error_of_nccls_own_is_no_lost_peer(cause: str, is_own: bool) -> None
     assert explained is not None
     assert (explained.exit_code, explained.reason) == ((93, "NcclFailed") if is_own else (85, "PeerLost"))
     assert ("NCCL_SOCKET_IFNAME" in str(explained)) is is_own
+
+
+def test_an_error_of_nccls_own_names_the_interfaces_and_the_shared_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "ib0")])
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    error = tensorflow_error("InternalError", "NCCL: unhandled system error. Set NCCL_DEBUG=WARN")
+    said = str(explain_failure(error, ONE_OF_TWO, StopRequest()))
+    assert "interface (eth0, ib0 here; NCCL_SOCKET_IFNAME isn't set)" in said
+    assert re.search(r"at the size of /dev/shm \(\d+ MiB\)", said)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth1")
+    assert "NCCL_SOCKET_IFNAME=eth1" in str(explain_failure(error, ONE_OF_TWO, StopRequest()))
 
 
 def test_too_little_memory_of_a_gpu_says_what_to_do() -> None:

@@ -127,6 +127,17 @@ def test_doctor_finds_a_cluster_in_order_and_tries_an_image(shell: Shell) -> Non
     assert "trainjob-doctor" not in pods
 
 
+def test_doctor_has_two_workers_sum_and_deletes_them(shell: Shell) -> None:
+    options = ("--image", images.trainer().name, "--gpus", "0", "--job-output", "claim:training")
+    said = shell.run("doctor", "-o", "json", *options)
+    found = {each["subject"]: each for each in json.loads(said.stdout) if each["where"] == "cluster"}
+    measured = found["all-reduce"]
+    assert said.returncode == 0, measured
+    assert re.fullmatch(r"RING on 2 devices, [^:]+: 16 MiB in [\d.]+ ms, [\d.]+ GB/s", measured["found"])
+    jobs = shell.cluster.kubectl("get", "tj", "-n", shell.namespace, "-o", "name")
+    assert "trainjob-doctor" not in jobs
+
+
 def test_a_script_and_what_it_imports_travel(shell: Shell) -> None:
     (shell.folder / "hello.py").write_text(HELLO)
     (shell.folder / "greetings.py").write_text("WORD = 'grüß $5 `x`'\n")

@@ -14,6 +14,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import sys
 import sysconfig
 import tempfile
@@ -215,10 +216,7 @@ def explain_failure(
         return OutputFull(f"no space left for {path}: free some, or give the output a larger volume")
     nccl = _NCCL.search(str(error))
     if nccl is not None and is_tensorflows(error) and "remote process" not in nccl[1]:
-        return NcclFailed(
-            f"NCCL: {nccl[1].strip()}; look at the network interface (NCCL_SOCKET_IFNAME), at the size of "
-            "the shared memory and the driver, and whether two workers have one GPU"
-        )
+        return NcclFailed(f"NCCL: {nccl[1].strip()}; look at {_nccl_uses()}")
     if task is None or task.is_evaluator or not task.has_peers or not is_peer_loss(error):
         return StorageUnavailable(describe(error, error.__traceback__)) if is_outage(error) else None
     if stop.requested:
@@ -229,6 +227,21 @@ def explain_failure(
     found = _ABORTED.search(str(error))  # TensorFlow's reason is below the stack of the traced graph
     reason = f" (TensorFlow: {' '.join(found[1].split())[:200]})" if found else ""
     return PeerLost(f"{task.replica} lost {lost}, which ended or can't be reached{reason}")
+
+
+def _nccl_uses() -> str:
+    """Return what NCCL works with on this machine: its interfaces and the size of its shared memory."""
+    names = [name for _, name in socket.if_nameindex() if name != "lo"]
+    chosen = os.environ.get("NCCL_SOCKET_IFNAME")
+    interface = f"NCCL_SOCKET_IFNAME={chosen}" if chosen else "NCCL_SOCKET_IFNAME isn't set"
+    memory = "/dev/shm"  # noqa: S108 - NCCL's
+    with contextlib.suppress(OSError):
+        found = os.statvfs(memory)
+        memory += f" ({found.f_blocks * found.f_frsize >> 20} MiB)"
+    return (
+        f"the network interface ({', '.join(names) or 'none'} here; {interface}), at the size of {memory}, "
+        "at the driver, and whether two workers have one GPU"
+    )
 
 
 def is_peer_loss(error: BaseException) -> bool:

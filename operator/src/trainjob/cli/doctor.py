@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import click
 
 from trainjob.cli.ending import Exit, describe_exits, ends_quietly, print_lines
 from trainjob.cli.options import Duration, cluster_options
-from trainjob.cli.script_options import RUNS
+from trainjob.cli.script_options import RUNS, read_output
 from trainjob.client.connection import ClusterOptions
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _EXITS = {
     Exit.GOOD: "all that is needed is there; notes are about the rest",
     Exit.FAILED: "there is a problem",
-    Exit.INTERRUPTED: "interrupted by Ctrl-C; the pod of --image is deleted",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C; the pod of --image and the job of --gpus are deleted",
     Exit.NOBODY_READS: "nobody reads the output any more",
 }
 
@@ -31,25 +31,52 @@ _EXITS = {
 )
 @click.option("--image", help="Have a pod pull this image, which is deleted again, and say what it has.")
 @click.option(
-    "--timeout", type=Duration(), default="3m", show_default=True, help="With --image: the time to pull it."
+    "--gpus",
+    type=click.IntRange(min=0),
+    help="With --image: have a job of two workers with so many GPUs each sum a tensor, by NCCL, and say how"
+    " fast; 0: by RING, on processors.",
+)
+@click.option(
+    "--job-output",
+    metavar="OUTPUT",
+    callback=read_output,
+    help="With --gpus: that job's output, as submit's --output; nothing is written there."
+    "  [default: the first claim for several nodes]",
+)
+@click.option(
+    "--timeout",
+    type=Duration(),
+    default="3m",
+    show_default=True,
+    help="With --image: the time to pull it, and then for the all-reduce.",
 )
 @click.option("-o", "--output", type=click.Choice(["json"]), help="How to print it.")
 @cluster_options
 @ends_quietly
-def doctor(image: str | None, timeout: float, output: str | None, where: ClusterOptions) -> None:
+def doctor(
+    image: str | None,
+    gpus: int | None,
+    job_output: Mapping[str, Any] | None,
+    timeout: float,
+    output: str | None,
+    where: ClusterOptions,
+) -> None:
     """Say what is missing for training, and what to do about it.
 
     It looks at this machine (Python, TensorFlow, Keras, GPUs, ports, disk), and at the cluster if there is a
     kubeconfig (versions, controller, permissions, storage for several nodes).
 
     With -n, --context, --kubeconfig or --image the cluster has to be there, and what is missing on this
-    machine is a note. Nothing is changed, but for the pod of --image.
+    machine is a note. Nothing is changed, but for the pod of --image and the job of --gpus.
     """
+    if gpus is not None and image is None:
+        raise click.UsageError("--gpus needs an --image with TensorFlow for its pods")
     # Slow to import, as a client of an API server is.
     from trainjob.client.doctor import check_cluster, check_here, is_healthy  # noqa: PLC0415
     from trainjob.client.doctor_looks import look_at_cluster, look_here  # noqa: PLC0415
 
-    here, cluster = look_here(Path(RUNS)), look_at_cluster(where, image, timeout)
+    here = look_here(Path(RUNS))
+    cluster = look_at_cluster(where, image, timeout, gpus=gpus, output=job_output)
     checks = check_here(here, needed=not cluster.asked), check_cluster(cluster, here.own)
     if output == "json":
         click.echo(json.dumps(as_json(*checks), indent=2))

@@ -77,7 +77,8 @@ class WithArguments(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENT...]"]
 
 
-def _output(_: click.Context, __: click.Parameter, value: str | None) -> Mapping[str, Any] | None:
+def read_output(_: click.Context, __: click.Parameter, value: str | None) -> Mapping[str, Any] | None:
+    """Return `spec.output` for an option's value."""
     try:
         return None if value is None else parse_output(value)
     except InvalidOption as invalid:
@@ -105,7 +106,7 @@ _SCRIPT_OPTIONS = (
     click.option(
         "--output",
         metavar="OUTPUT",
-        callback=_output,
+        callback=read_output,
         help="For a script: where results go: claim:NAME, size:10Gi or nfs:SERVER:/FOLDER.",
     ),
     click.option("--queue", help="For a script: the Kueue queue that admits its pods."),

@@ -178,6 +178,27 @@ class Image:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """A sum over all devices of two workers, measured.
+
+    Attributes:
+        implementation: `NCCL` or `RING`.
+        devices: how many there are in all.
+        size: of the tensor, in bytes.
+        seconds: of one all-reduce, the median of ten.
+        nodes: where the workers ran.
+        asked: GPUs that each worker asked for.
+    """
+
+    implementation: str
+    devices: int
+    size: int
+    seconds: float
+    nodes: tuple[str, ...]
+    asked: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """What was found in a cluster.
 
@@ -192,6 +213,7 @@ class Cluster:
         classes: the provisioner of each storage class.
         shared_claims: names of claims of the namespace that several nodes may write to.
         image: None if no image was named.
+        all_reduce: None if none was asked for, or nothing can run it.
     """
 
     server: Found[str]
@@ -204,6 +226,7 @@ class Cluster:
     classes: Found[Mapping[str, str]] = field(default_factory=dict)
     shared_claims: Found[tuple[str, ...]] = ()
     image: Found[Image] | None = None
+    all_reduce: Found[AllReduce] | None = None
 
 
 # Checks of this machine.
@@ -358,6 +381,7 @@ def check_cluster(cluster: Cluster, own: str) -> tuple[Check, ...]:
         *check_permissions(cluster.allowed, cluster.namespace),
         check_storage(cluster.classes, cluster.shared_claims, cluster.namespace),
         check_image(cluster.image) if cluster.image is not None else None,
+        check_all_reduce(cluster.all_reduce) if cluster.all_reduce is not None else None,
     )
     return tuple(check for check in checks if check is not None)
 
@@ -503,6 +527,28 @@ def check_image(image: Found[Image]) -> Check:
         remedy = "take an image with TensorFlow, or install it there"
         return Check("image", Verdict.PROBLEM, f"{image.name} has Python {python} and no TensorFlow", remedy)
     return Check("image", Verdict.OK, f"{image.name} has Python {python}, TensorFlow {tensorflow}")
+
+
+def check_all_reduce(measured: Found[AllReduce]) -> Check:
+    """Whether two workers can sum their gradients, and how fast."""
+    subject = "all-reduce"
+    if isinstance(measured, Unknown):
+        remedy = "correct what it says, or try --gpus 0, which needs the pods' network alone (docs/gpus.md)"
+        return Check(subject, Verdict.PROBLEM, measured.why, remedy)
+    # As nccl-tests count it: what each device's link carries, whatever the number of devices.
+    rate = 2 * (measured.devices - 1) / measured.devices * measured.size / max(measured.seconds, 1e-9)
+    found = (
+        f"{measured.implementation} on {measured.devices} devices, {' and '.join(measured.nodes)}: "
+        f"{measured.size >> 20} MiB in {measured.seconds * 1000:.1f} ms, {rate / 1e9:.2f} GB/s"
+    )
+    if measured.asked and measured.implementation != "NCCL":
+        remedy = "take an image with CUDA's libraries (docs/images.md); TensorFlow in this one sees no GPU"
+        return Check(subject, Verdict.PROBLEM, found, remedy)
+    if len(measured.nodes) < 2:
+        return Check(
+            subject, Verdict.NOTE, found, "one node took both workers: no network between nodes was used"
+        )
+    return Check(subject, Verdict.OK, found)
 
 
 # Versions.

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainjob.api.constants import GROUP, PLURAL, TRAINER_CONTAINER
 from trainjob.client.connection import ClusterOptions, find_access
@@ -34,7 +34,10 @@ from trainjob.client.doctor import (
     Permission,
     TensorFlow,
     Unknown,
+    Verdict,
+    check_image,
 )
+from trainjob.client.doctor_all_reduce import measure_all_reduce
 from trainjob.client.problems import describe_problem, lacks_api
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access, InvalidAccess
@@ -202,13 +205,22 @@ REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "Se
 _CONTROLLERS = "app.kubernetes.io/name=trainjob,app.kubernetes.io/component=controller"
 
 
-def look_at_cluster(where: ClusterOptions, image: str | None, seconds: float) -> Cluster:
+def look_at_cluster(
+    where: ClusterOptions,
+    image: str | None,
+    seconds: float,
+    *,
+    gpus: int | None = None,
+    output: Mapping[str, Any] | None = None,
+) -> Cluster:
     """Look at the cluster that the options select.
 
     Args:
         where: the options.
         image: to be pulled by a pod, if any.
-        seconds: for that.
+        seconds: for that, and then for the all-reduce.
+        gpus: of each worker of an all-reduce in that image; None for none.
+        output: `spec.output` of its job; None for the first claim that several nodes may write to.
     """
     allow_deep_objects()
     asked = where != ClusterOptions() or image is not None
@@ -223,7 +235,17 @@ def look_at_cluster(where: ClusterOptions, image: str | None, seconds: float) ->
     if image is None or isinstance(found.version, Unknown):
         return found
     # In this thread: Ctrl-C has to delete the pod.
-    return replace(found, image=asyncio.run(try_image(access, namespace, image, seconds)))
+    tried = asyncio.run(try_image(access, namespace, image, seconds))
+    found = replace(found, image=tried)
+    if gpus is None or check_image(tried).verdict is not Verdict.OK:
+        return found
+    if output is None and isinstance(found.shared_claims, tuple) and found.shared_claims:
+        output = {"claim": {"claimName": found.shared_claims[0]}}
+    if output is None:
+        why = f"no claim in {namespace} is for several nodes: name an output by --job-output"
+        return replace(found, all_reduce=Unknown(why))
+    measured = measure_all_reduce(access, namespace, image, gpus, output, seconds)
+    return replace(found, all_reduce=asyncio.run(measured))
 
 
 def _find_access(where: ClusterOptions) -> Access:
