@@ -128,14 +128,17 @@ def test_doctor_finds_a_cluster_in_order_and_tries_an_image(shell: Shell) -> Non
 
 
 def test_doctor_has_two_workers_sum_and_deletes_them(shell: Shell) -> None:
-    options = ("--image", images.trainer().name, "--gpus", "0", "--job-output", "claim:training")
+    claim = shell.cluster.claim(shell.namespace, "doctor")
+    options = ("--image", images.trainer().name, "--gpus", "0", "--job-output", "claim:doctor")
     said = shell.run("doctor", "-o", "json", *options)
     found = {each["subject"]: each for each in json.loads(said.stdout) if each["where"] == "cluster"}
     measured = found["all-reduce"]
+    open("/tmp/net36-said.json","w").write(said.stdout)
     assert said.returncode == 0, measured
     assert re.fullmatch(r"RING on 2 devices, [^:]+: 16 MiB in [\d.]+ ms, [\d.]+ GB/s", measured["found"])
     jobs = shell.cluster.kubectl("get", "tj", "-n", shell.namespace, "-o", "name")
     assert "trainjob-doctor" not in jobs
+    assert claim.folder is None or not list(claim.folder.rglob("*")), "nothing is written there"
 
 
 def test_a_script_and_what_it_imports_travel(shell: Shell) -> None:
