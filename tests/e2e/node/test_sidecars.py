@@ -76,3 +76,20 @@ def test_the_pods_of_a_failed_job_end(installed: NodeCluster, restricted: str, s
     assert "exit code 3" in status["message"]
     if strategy == "InPlace":  # without agents, the peer of the first failure may be deleted
         wait_for_the_pods_end(installed, restricted, "broken")
+
+
+def test_a_native_sidecar_is_left_to_the_kubelet(installed: NodeCluster, restricted: str) -> None:
+    job = beside_a_sidecar("native")
+    spec = job["spec"]["template"]["spec"]
+    trainer, sidecar = spec["containers"]
+    spec |= {"containers": [trainer], "initContainers": [{**sidecar, "restartPolicy": "Always"}]}
+    installed.apply(job, namespace=restricted)
+    wait_for(installed, restricted, "native", "condition=Complete")
+
+    def all_succeeded() -> bool:
+        pods = pods_of(installed, restricted, "native", "worker")
+        return len(pods) == 2 and all(pod["status"]["phase"] == "Succeeded" for pod in pods)
+
+    until(all_succeeded, what="the workers' pods end", seconds=60, every=0.5)
+    for pod in pods_of(installed, restricted, "native", "worker"):
+        assert "activeDeadlineSeconds" not in pod["spec"]

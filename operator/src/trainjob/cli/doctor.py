@@ -40,7 +40,7 @@ _EXITS = {
     "--job-output",
     metavar="OUTPUT",
     callback=read_output,
-    help="With --gpus: that job's output, as submit's --output; nothing is written there."
+    help="With --gpus: that job's output, as submit's --output; nothing is left there."
     "  [default: the first claim for several nodes]",
 )
 @click.option(

@@ -33,7 +33,7 @@ _REQUEST_SECONDS = 10.0
 _LOG_BYTES = 1 << 16
 _MARK = "trainjob all-reduce: "
 _MEASURE = f"""
-import json, time
+import json, os, shutil, time
 import tensorflow as tf
 gpus = tf.config.list_physical_devices("GPU")
 for gpu in gpus:
@@ -58,9 +58,10 @@ for _ in range(11):
     seconds.append(time.perf_counter() - begin)
 devices = strategy.num_replicas_in_sync
 assert total == devices, f"the sum over {{devices}} ones is {{total}}"
+shutil.rmtree(os.environ["TRAINJOB_OUTPUT_DIR"], ignore_errors=True)  # the job's own
 result = dict(implementation=used, devices=devices, size=size, seconds=sorted(seconds[1:])[5])
 print({_MARK!r} + json.dumps(result), flush=True)
-time.sleep(3600)  # until the job is deleted: a finished one would leave its mark in the output
+time.sleep(3600)  # until the job is deleted: a finished one would write into that folder again
 """
 
 
@@ -109,7 +110,7 @@ async def measure_all_reduce(
         namespace: of the job.
         image: with TensorFlow.
         gpus: of each worker.
-        output: `spec.output`; nothing is written there.
+        output: `spec.output`; once it is measured, nothing is left there.
         seconds: for the whole.
     """
     job = build_measurement(f"trainjob-doctor-{secrets.token_hex(4)}", image, gpus, output)
