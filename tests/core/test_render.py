@@ -19,6 +19,7 @@ from trainjob.core.manifests import (
     build_pod,
     build_service,
     render_template,
+    share_claims,
 )
 from trainjob.core.settings import Isolation
 
@@ -171,6 +172,100 @@ def test_the_users_template_stays_the_users() -> None:
     assert [v["name"] for v in pod["spec"]["volumes"]] == ["shm", "trainjob-output"]
     assert pod["spec"]["schedulerName"] == "gang"
     assert pod["spec"]["enableServiceLinks"] is True
+
+
+def of_claim(name: str, claim: str = "training", **source: Any) -> dict[str, Any]:
+    return {"name": name, "persistentVolumeClaim": {"claimName": claim, **source}}
+
+
+def mount_of(volume: str, path: str, **fields: Any) -> dict[str, Any]:
+    return {"name": volume, "mountPath": path, **fields}
+
+
+@pytest.mark.parametrize(
+    ("volumes", "mounts", "output", "kept", "mounted"),
+    [
+        (
+            [of_claim("data")],
+            [mount_of("data", "/data")],
+            {"claim": {"claimName": "training"}},
+            [of_claim("trainjob-output")],
+            [mount_of("trainjob-output", "/data")],
+        ),
+        (
+            [of_claim("data", "digits-output"), {"name": "shm", "emptyDir": {}}],
+            [mount_of("shm", "/dev/shm"), mount_of("data", "/data", readOnly=True, subPath="scans")],
+            {"claim": {"size": "1Gi"}},
+            [{"name": "shm", "emptyDir": {}}, of_claim("trainjob-output", "digits-output")],
+            [
+                mount_of("shm", "/dev/shm"),
+                mount_of("trainjob-output", "/data", readOnly=True, subPath="scans"),
+            ],
+        ),
+        (
+            [of_claim("data", readOnly=True), of_claim("more", readOnly=False)],
+            [mount_of("data", "/data", readOnly=False), mount_of("more", "/more", subPathExpr="$(A)")],
+            {"claim": {"claimName": "training"}},
+            [of_claim("trainjob-output")],
+            [
+                mount_of("trainjob-output", "/data", readOnly=True),
+                mount_of("trainjob-output", "/more", subPathExpr="$(A)"),
+            ],
+        ),
+        (
+            [of_claim("a", "images", readOnly=True), of_claim("b", "images"), of_claim("c", "else")],
+            [mount_of("a", "/a"), mount_of("b", "/b"), mount_of("c", "/c")],
+            {"claim": {"claimName": "training"}},
+            [of_claim("b", "images"), of_claim("c", "else"), of_claim("trainjob-output")],
+            [mount_of("b", "/a", readOnly=True), mount_of("b", "/b"), mount_of("c", "/c")],
+        ),
+        (
+            [of_claim("a", "images", readOnly=True), of_claim("b", "images", readOnly=True)],
+            [mount_of("a", "/a"), mount_of("b", "/b")],
+            {"csi": {"driver": "fuse"}},
+            [of_claim("b", "images", readOnly=True), {"name": "trainjob-output", "csi": {"driver": "fuse"}}],
+            [mount_of("b", "/a", readOnly=True), mount_of("b", "/b", readOnly=True)],
+        ),
+        (
+            [{"name": "data", "nfs": {"server": "nas", "path": "/x"}}],
+            [mount_of("data", "/data")],
+            {"nfs": {"server": "nas", "path": "/x"}},
+            [{"name": name, "nfs": {"server": "nas", "path": "/x"}} for name in ("data", "trainjob-output")],
+            [mount_of("data", "/data")],
+        ),
+    ],
+)
+@pytest.mark.parametrize("role", ["worker", "evaluator"])
+def test_a_claim_is_one_volume_however_often_it_is_mounted(
+    role: str,
+    volumes: list[dict[str, Any]],
+    mounts: list[dict[str, Any]],
+    output: dict[str, Any],
+    kept: list[dict[str, Any]],
+    mounted: list[dict[str, Any]],
+) -> None:
+    fetch = {"name": "fetch", "image": "i", "volumeMounts": mounts}
+    template = {
+        "spec": {
+            "initContainers": [fetch, {"name": "other", "image": "i"}],
+            "containers": [
+                {"name": "trainer", "image": "i", "command": ["true"], "volumeMounts": mounts},
+                {"name": "shipper", "image": "i", "volumeMounts": mounts},
+            ],
+            "volumes": volumes,
+        }
+    }
+    raw = build_plain_job(uid="some-uid", output=output)
+    raw["spec"][role]["template"] = template
+    before = deepcopy(template)
+
+    pod = share_claims(build_pod(parse(raw), role=role, index=0, incarnation=1, attempt=1))["spec"]
+
+    assert pod["volumes"] == kept
+    assert [c["volumeMounts"][: len(mounts)] for c in pod["containers"]] == [mounted, mounted]
+    assert pod["containers"][0]["volumeMounts"][len(mounts)]["mountPath"] == "/output"
+    assert pod["initContainers"][0]["volumeMounts"] == mounted
+    assert template == before
 
 
 def test_the_job_is_left_as_it_was() -> None:

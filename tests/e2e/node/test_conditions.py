@@ -18,6 +18,23 @@ from trainjob.core.policies.success_policy import NO_STEPS
 SYSTEM = "trainjob-system"
 DONE = 'print("done")'
 WAIT = 'until("go")'
+# The kubelet waits for ever for a second volume of a claim.
+USE_BOTH = """
+mine = f"{role}-{index}"
+for folder in ("/scans", "/cache"):
+    pathlib.Path(folder, mine).write_text(mine)
+assert pathlib.Path("/data/scans", mine).read_text() == mine, "the output's claim"
+assert pathlib.Path("/images", mine).read_text() == mine, "the other claim"
+for folder in ("/data", "/images"):
+    try:
+        pathlib.Path(folder, mine).write_text("")
+    except OSError as refused:
+        assert refused.errno == 30, refused
+    else:
+        raise AssertionError(f"{folder} can be written")
+if role == "worker":
+    pathlib.Path("/output", mine).write_text(mine)
+"""
 # Nobody gives a training process a token, and without one the API server tells it nothing.
 LOOK_FOR_SECRETS = """
 import ssl, urllib.error, urllib.request
@@ -135,6 +152,27 @@ def test_a_service_in_the_way_is_reported_until_it_is_gone(
     installed.delete("service", "web", namespace=restricted)
     job = wait_for(installed, restricted, "web", "condition=Complete")
     assert condition(job, "Running")["reason"] == "Finished"
+
+
+def test_one_claim_for_data_and_output(installed: NodeCluster, restricted: str) -> None:
+    installed.claim(restricted, "images")
+    mounts = [
+        {"name": "data", "mountPath": "/data"},
+        {"name": "scans", "mountPath": "/scans", "subPath": "scans"},
+        {"name": "images", "mountPath": "/images", "readOnly": True},
+        {"name": "cache", "mountPath": "/cache"},
+    ]
+    job = script_job("share", USE_BOTH, workers=2, evaluator=True, container={"volumeMounts": mounts})
+    job["spec"]["template"]["spec"]["volumes"] = [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "training", "readOnly": True}},
+        {"name": "scans", "persistentVolumeClaim": {"claimName": "training"}},
+        {"name": "images", "persistentVolumeClaim": {"claimName": "images", "readOnly": True}},
+        {"name": "cache", "persistentVolumeClaim": {"claimName": "images"}},
+    ]
+    job["spec"]["maxRestarts"] = 0
+    installed.apply(job, namespace=restricted)
+    job = wait_for(installed, restricted, "share", "jsonpath={.status.completionTime}")
+    assert job["status"]["state"] == "Complete", job["status"]["message"]
 
 
 def test_training_pods_can_not_read_secrets(installed: NodeCluster, restricted: str) -> None:

@@ -12,7 +12,7 @@ from trainjob.client.problems import describe_problem, describe_refusal, lacks_a
 from trainjob.cluster.agents import preview_source
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest, RequestFailure
-from trainjob.core.manifests import build_pod
+from trainjob.core.manifests import build_pod, share_claims
 from trainjob.core.names import Replica, desired_replicas
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def pods_to_ask_for(job: TrainJob, namespace: str) -> Iterator[tuple[Replica, Ma
             placed, role=replica.role, index=replica.index, incarnation=1, attempt=1, source=source
         )
         del pod["metadata"]["ownerReferences"]
-        yield replica, pod
+        yield replica, share_claims(pod)
 
 
 def template_of(document: Document, role: str) -> str:

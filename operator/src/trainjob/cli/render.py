@@ -9,7 +9,7 @@ from trainjob.cli.documents import RefusedFile, choose, dump_stream, read_trainj
 from trainjob.cli.ending import ends_quietly
 from trainjob.cli.options import file_argument
 from trainjob.cluster.agents import preview_source
-from trainjob.core.manifests import build_objects
+from trainjob.core.manifests import build_objects, share_claims
 from trainjob.core.names import Replica, build_tf_config, desired_replicas
 
 _TASK = re.compile(r"(?P<role>[a-z]+)[/-](?P<index>\d+)")
@@ -29,8 +29,8 @@ def render(file: str, task: str | None, name: str | None) -> None:
     if task is not None:
         click.echo(build_tf_config(jobs[0], _replica(jobs[0], task)))
         return
-    objects = (made for job in jobs for made in build_objects(job, preview_source(job.metadata)))
-    click.echo(dump_stream(objects), nl=False)
+    objects = [made for job in jobs for made in build_objects(job, preview_source(job.metadata))]
+    click.echo(dump_stream(share_claims(o) if o["kind"] == "Pod" else o for o in objects), nl=False)
 
 
 def _parse(document: Document) -> TrainJob:

@@ -383,6 +383,47 @@ def _with_port(ports: list[Manifest], port: Manifest) -> list[Manifest]:
     return ports if present else [*ports, port]
 
 
+def share_claims(pod: Manifest) -> Manifest:
+    """Return the pod with one volume for each claim, for all mounts of the claim.
+
+    The kubelet mounts a claim once for each pod, and waits for a second volume of it for ever, without an
+    event. Volumes of one NFS folder or CSI bucket are mounted apart. `trainjob run` leaves claims apart, too:
+    `--volume` may name a folder for the one and not for the other.
+    """
+    spec = pod["spec"]
+    by_claim: dict[str, list[Manifest]] = {}
+    for volume in reversed(spec.get("volumes") or ()):  # the output's comes last, and stays
+        if claim := mapping_at(volume, "persistentVolumeClaim").get("claimName"):
+            by_claim.setdefault(claim, []).append(volume)
+    kept: dict[str, Manifest] = {}
+    changes: dict[str, Manifest] = {}  # of mounts, by the name of their volume
+    for volumes in by_claim.values():
+        if len(volumes) > 1:
+            name = volumes[0]["name"]
+            read_only = {v["name"]: v["persistentVolumeClaim"].get("readOnly") is True for v in volumes}
+            source = next((v for v in volumes if not read_only[v["name"]]), volumes[0])
+            kept[name] = {**source, "name": name}
+            changes |= {
+                n: {"name": name, **({"readOnly": True} if ro else {})} for n, ro in read_only.items()
+            }
+    if not changes:
+        return pod
+
+    def mount_again(container: Manifest) -> Manifest:
+        mounts = [{**m, **changes.get(m["name"], {})} for m in container.get("volumeMounts") or ()]
+        return {**container, "volumeMounts": mounts}
+
+    volumes = [
+        kept.get(v["name"], v) for v in spec["volumes"] if v["name"] in kept or v["name"] not in changes
+    ]
+    containers = {
+        kind: [mount_again(container) for container in spec[kind]]
+        for kind in ("initContainers", "containers")
+        if spec.get(kind)
+    }
+    return {**pod, "spec": {**spec, "volumes": volumes, **containers}}
+
+
 # The pod that reads a job's output, for `trainjob cp` and the like. Image, user and nodes are those of the
 # leading replica: with these it can start and read. It has no label of a replica.
 

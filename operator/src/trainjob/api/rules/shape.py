@@ -37,7 +37,7 @@ TEMPLATE: Shape = {
     "metadata": {"labels": {"*": str}, "annotations": {"*": str}},
     "spec": {
         "containers": (_CONTAINER,),
-        "initContainers": ({},),
+        "initContainers": ({"volumeMounts": (_MOUNT,)},),
         "volumes": (_VOLUME,),
         "nodeSelector": {"*": str},
         "tolerations": ({},),

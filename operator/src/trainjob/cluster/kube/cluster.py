@@ -39,6 +39,7 @@ from trainjob.cluster.kube.resources import (
 )
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound, Snapshot
 from trainjob.core.gangs import pod_group_name
+from trainjob.core.manifests import share_claims
 from trainjob.core.names import LABEL_JOB, QUEUE_NAME, JobKey, ObjectRef, controller_uid
 from trainjob.core.settings import Bundle
 from trainjob.core.workload import FINALIZER, prebuilt_workload
@@ -260,6 +261,8 @@ class KubeCluster:
         """See `Cluster.create`."""
         resource = self._resource(manifest["kind"], manifest["apiVersion"])
         full_name = namespaced_name(manifest)
+        if resource == PODS:
+            manifest = share_claims(manifest)
         is_read = resource not in (*UNREAD, CONFIG_MAPS)
         try:
             async with self._turn(manifest):
