@@ -78,8 +78,21 @@ async def test_a_changed_policy_is_restored_without_a_gap(change: dict[str, Any]
     assert policy_of(world)["metadata"]["labels"] == made["metadata"]["labels"]
     assert world.cluster.events[-1] == (
         "PutRight",
-        "NetworkPolicy digits was changed; it is restored",
+        "NetworkPolicy digits was changed; it is restored once, a later change stays",
     )
+
+
+async def test_a_policy_that_is_changed_again_stays_as_it_is() -> None:
+    world = await World(build_plain_job(), settings=ISOLATED).started()
+    changed = {**deepcopy(policy_of(world)), "spec": CHANGES["everybody"]}
+    world.cluster.put(changed)
+    await world.settle()
+    before, events = len(world.cluster.writes), len(world.cluster.events)
+    for _ in range(3):
+        world.cluster.put({**deepcopy(policy_of(world)), "spec": CHANGES["everybody"]})
+        await world.pass_time(60)
+    assert world.cluster.writes[before:] == []
+    assert len(world.cluster.events) == events
 
 
 async def test_an_emptied_policy_is_put_right_also_when_it_changes_once_more_meanwhile() -> None:

@@ -56,6 +56,51 @@ def test_a_refusal_keeps_kubernetes_reason_and_message(code: int, reason: str) -
     assert (error.reason, error.message) == (reason, 'unknown field "spec.containers[0].imagee"')
 
 
+BY_POLICY = "ValidatingAdmissionPolicy 'labels' with binding 'labels' denied request: no label"
+BY_WEBHOOK = 'admission webhook "pods.example.com" denied the request: no label'
+OF_A_FIELD = [
+    {"reason": "FieldValueRequired", "message": "Required value", "field": "spec.containers[0].image"}
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message", "causes"),
+    [
+        (422, "Invalid", f'pods "a" is forbidden: {BY_POLICY}', [{"message": BY_POLICY}]),
+        (401, "Unauthorized", f'pods "a" is forbidden: {BY_POLICY}', [{"message": BY_POLICY}]),
+        (413, "RequestEntityTooLarge", f'pods "a" is forbidden: {BY_POLICY}', [{"message": BY_POLICY}]),
+        (400, "", BY_WEBHOOK, []),
+        (400, "BadRequest", BY_WEBHOOK, []),
+        (403, "Forbidden", BY_WEBHOOK, []),
+        (404, "NotFound", BY_WEBHOOK, []),
+        (409, "Conflict", BY_WEBHOOK, []),
+        (422, "Invalid", BY_WEBHOOK, OF_A_FIELD),
+    ],
+)
+def test_a_denial_by_a_policy_or_webhook_is_not_the_templates_fault(
+    code: int, reason: str, message: str, causes: list[dict[str, str]]
+) -> None:
+    error = error_of(code, told(code, reason, message, causes=causes))
+    assert isinstance(error, Refused)
+    assert (error.reason, error.message) == ("Forbidden", message)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message", "causes"),
+    [
+        (422, "Invalid", 'Pod "a" is invalid: spec.containers[0].image: Required value', OF_A_FIELD),
+        (422, "Invalid", 'Pod "a" is invalid', []),
+        (400, "BadRequest", 'Pod in version "v1" cannot be handled as a Pod: strict decoding error', []),
+    ],
+)
+def test_what_the_api_server_can_not_accept_stays_refused(
+    code: int, reason: str, message: str, causes: list[dict[str, str]]
+) -> None:
+    error = error_of(code, told(code, reason, message, causes=causes))
+    assert isinstance(error, Refused)
+    assert error.reason == reason
+
+
 def test_the_end_of_a_namespace_differs_from_other_prohibitions() -> None:
     causes = [{"reason": "NamespaceTerminating", "message": "namespace lab is being terminated"}]
     error = error_of(403, told(403, "Forbidden", causes=causes))

@@ -20,7 +20,7 @@ from support.kube.proxy import FaultyProxy
 from support.kube.real_kube import RealKubelet, open_real, states, through
 from support.world.jobs import build_job
 from trainjob.api import parse
-from trainjob.cluster import AlreadyExists, ClusterError, Conflict, JobKey, ObjectRef
+from trainjob.cluster import AlreadyExists, ClusterError, Conflict, JobKey, ObjectRef, Refused
 from trainjob.cluster.kube import agent_programs
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
@@ -144,6 +144,76 @@ async def test_a_network_policy_is_left_as_it_is_stored_and_put_right_when_it_wa
             await kube.replace(again)
     found = await admin.get(NETWORK_POLICIES, namespace, "digits")
     assert found["spec"] == stored["spec"]
+
+
+async def test_what_a_policy_denies_is_waited_for(
+    access: Access, admin: ApiClient, control_plane: Cluster, namespace: str
+) -> None:
+    name, api = f"{namespace}-label", "admissionregistration.k8s.io/v1"
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    needs = {"expression": "has(object.metadata.labels.team)", "message": "which team pays?"}
+    policy = {"matchConstraints": {**here, "resourceRules": [pods]}, "validations": [needs]}
+    binding = {"policyName": name, "validationActions": ["Deny"]}
+    for kind, spec in (("ValidatingAdmissionPolicy", policy), ("ValidatingAdmissionPolicyBinding", binding)):
+        control_plane.apply({"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": spec})
+    job = build_job(namespace=namespace, evaluator=False)
+    asked = next(m for m in build_objects(parse(job)) if m["kind"] == "Pod")
+    del asked["metadata"]["ownerReferences"]
+    kubelet = RealKubelet(admin, namespace, lambda _pod: None)
+    async with open_controller(access, namespace, kubelet=kubelet), running(kubelet.run()):
+        async with asyncio.timeout(GUARD_SECONDS):
+            with contextlib.suppress(Refused):
+                while True:
+                    await admin.create(PODS, asked, dry_run=True)
+                    await asyncio.sleep(0.2)
+        await admin.create(TRAINJOBS, job)
+        await reach(admin, namespace, {"digits": "Pending"})
+        async with asyncio.timeout(GUARD_SECONDS):
+            message = ""
+            while "which team pays?" not in message:
+                found = await admin.get(TRAINJOBS, namespace, "digits")
+                message = found["status"]["message"]
+                await asyncio.sleep(0.05)
+        assert message.startswith("the cluster refuses Pod digits-worker-")
+        control_plane.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", name)
+        await reach(admin, namespace, {"digits": "Running"})
+
+
+async def test_a_network_policy_that_another_program_rewrites_is_restored_once(
+    access: Access, admin: ApiClient, namespace: str
+) -> None:
+    rewritten = 0
+
+    async def rewrite() -> None:
+        """Open the policy whenever it isn't open, and label it, as policy engines do."""
+        nonlocal rewritten
+        while True:
+            with contextlib.suppress(ClusterError):
+                found = await admin.get(NETWORK_POLICIES, namespace, "digits")
+                if found["spec"].get("ingress") != [{}]:
+                    labels = {"policy.example.com/seen": "yes"}
+                    patch = {"metadata": {"labels": labels}, "spec": {"ingress": [{}]}}
+                    await admin.patch(NETWORK_POLICIES, namespace, "digits", patch)
+                    rewritten += 1
+            await asyncio.sleep(0.05)
+
+    calls: list[Call] = []
+    finished: set[str] = set()
+    kubelet = RealKubelet(admin, namespace, lambda pod: 0 if role_of(pod) in finished else None)
+    async with (
+        open_controller(access, namespace, kubelet=kubelet, on_call=calls.append),
+        running(kubelet.run(), rewrite()),
+    ):
+        await admin.create(TRAINJOBS, build_job(namespace=namespace))
+        async with asyncio.timeout(GUARD_SECONDS):
+            while rewritten < 2:  # noqa: ASYNC110 - counted above
+                await asyncio.sleep(0.05)
+        finished.update(("worker", "evaluator"))
+        await reach(admin, namespace, {"digits": "Complete"})
+    replaced = [call for call in calls if (call.verb, call.resource) == ("update", "networkpolicies")]
+    assert [call.code for call in replaced if call.code != 409] == [200]
+    assert rewritten == 2
 
 
 async def _phases(admin: ApiClient, namespace: str) -> Counter[str]:

@@ -56,6 +56,7 @@ class _CreationHistory:
         status_pending: the last pass created the objects of a new job; its status write is pending.
         failed_passes: passes in a row whose actions failed.
         pods: the number of its pods that the latest pass has looked at.
+        restored: uids of objects that were changed by another client and restored.
     """
 
     uid: str
@@ -63,10 +64,11 @@ class _CreationHistory:
     status_pending: bool = False
     failed_passes: int = 0
     pods: int = 0
+    restored: frozenset[str] = frozenset()
 
 
 class Reconciler:
-    """Executes what `plan` returns; of each job it keeps only the outcome of the latest creations.
+    """Executes what `plan` returns; of each job it keeps only the outcome of the latest writes.
 
     It logs every action and event once, with the job.
 
@@ -182,6 +184,7 @@ class Reconciler:
             queue_position=snapshot.queue_position,
             queue_objects=snapshot.queue_objects,
             pod_group=snapshot.pod_group,
+            restored=history.restored,
         )
 
     async def _record(
@@ -290,6 +293,7 @@ class Reconciler:
             await self._cluster.create(action.build())
         elif isinstance(action, Replace):
             await self._cluster.replace(action.manifest)
+            self._histories[key].restored |= {action.manifest["metadata"]["uid"]}
         elif isinstance(action, Delete):
             await self._cluster.delete(action.ref)
         elif isinstance(action, Patch):

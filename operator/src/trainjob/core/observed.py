@@ -153,6 +153,7 @@ class Observed:
         queue_position: its position in the queue, from 1; None if that is unknown.
         queue_objects: what else decides on jobs in queues.
         pod_group: of the gang's name, or None.
+        restored: uids of objects that this controller has restored.
     """
 
     meta: ObjectMeta
@@ -174,6 +175,7 @@ class Observed:
     queue_position: int | None = None
     queue_objects: QueueObjects = field(default_factory=QueueObjects)
     pod_group: Dependent | None = None
+    restored: frozenset[str] = frozenset()
 
     @cached_property
     def job(self) -> TrainJob:
@@ -438,6 +440,7 @@ def read_observed(
     queue_position: int | None = None,
     queue_objects: Iterable[Mapping[str, Any]] = (),
     pod_group: Mapping[str, Any] | None = None,
+    restored: frozenset[str] = frozenset(),
 ) -> Observed:
     """Read Kubernetes objects into the input of the policies; an invalid job carries its errors."""
     meta = ObjectMeta.model_validate(job.get("metadata") or {})
@@ -469,6 +472,7 @@ def read_observed(
         queue_position=queue_position,
         queue_objects=read_queue_objects(queue_objects),
         pod_group=_dependent(pod_group, meta.uid),
+        restored=restored,
     )
     foreign = [pod for ours, pod in read if not ours and not pod.ended]
     pods_of_others = tuple(p for p in foreign if p.live or _may_write(p, observed))

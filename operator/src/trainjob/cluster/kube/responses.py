@@ -83,6 +83,8 @@ def error_of_status(
 def _error_of_status(failure: RequestFailure, retry_after: float | None) -> ClusterError:
     code, reason = failure.code, failure.reason
     message = failure.message or reason or f"HTTP {code}"
+    if 400 <= code < 500 and code != 429 and _is_denied(failure):
+        return Refused("Forbidden", message)
     match code:
         case 404:
             return NotFound(message)
@@ -101,6 +103,17 @@ def _error_of_status(failure: RequestFailure, retry_after: float | None) -> Clus
         ends = any(cause.get("reason") == "NamespaceTerminating" for cause in failure.causes)
         return Refused("NamespaceTerminating" if ends else reason or f"HTTP {code}", message)
     return Unavailable(message, _wait(retry_after, failure.details))
+
+
+def _is_denied(failure: RequestFailure) -> bool:
+    """Return whether an admission policy or webhook has denied the request, whatever its code and reason say.
+
+    What it allows may change, while a template that the API server can't accept stays wrong. A policy's
+    denial is like a mistake in the object, but its cause has neither a reason nor a field. A webhook writes
+    the whole response, except what the API server puts before its message.
+    """
+    by_policy = any(not cause.get("reason") and not cause.get("field") for cause in failure.causes)
+    return by_policy or failure.message.startswith("admission webhook ")
 
 
 def _proxy_error(code: int, excerpt: str, retry_after: float | None) -> ClusterError:

@@ -218,14 +218,17 @@ def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
 
 
 def _network_policy(observed: Observed) -> tuple[Action, ...]:
-    """Return the action that creates the job's NetworkPolicy, or replaces a changed one without a gap."""
+    """Return the action that creates the job's NetworkPolicy, or replaces a changed one without a gap.
+
+    One that is changed again stays as it is: a policy engine would change it after each replacement.
+    """
     found, isolation = observed.network_policy, observed.settings.isolation
     if isolation is None:
         return ()
     wanted = build_network_policy(observed.job, isolation)
     if found is None:
         return (Create(wanted),)
-    if is_same_policy(found.spec, wanted["spec"]):
+    if found.uid in observed.restored or is_same_policy(found.spec, wanted["spec"]):
         return ()
     state = {"uid": found.uid, "resourceVersion": found.resource_version}
     return (Replace({**wanted, "metadata": {**wanted["metadata"], **state}}),)
@@ -235,7 +238,9 @@ def _restoration_events(actions: Iterable[Action]) -> Iterable[Event]:
     for action in actions:
         if isinstance(action, Replace):
             what = f"{action.manifest['kind']} {action.manifest['metadata']['name']}"
-            yield Event("Warning", "PutRight", f"{what} was changed; it is restored")
+            yield Event(
+                "Warning", "PutRight", f"{what} was changed; it is restored once, a later change stays"
+            )
 
 
 def _missing_pods(
