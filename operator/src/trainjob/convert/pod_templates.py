@@ -430,4 +430,6 @@ def _names_devices(resources: Any) -> bool:
     if not isinstance(resources, dict):
         return False
     amounts = (resources.get("limits"), resources.get("requests"))
-    return any("/" in str(name) for kind in amounts if isinstance(kind, dict) for name in kind)
+    return bool(resources.get("claims")) or any(
+        "/" in str(name) for kind in amounts if isinstance(kind, dict) for name in kind
+    )

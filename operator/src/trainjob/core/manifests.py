@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Collection, Mapping
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainjob.api import AGENT_PORT, PORT, TRAINER_CONTAINER, TrainJob, TrainJobSpec
-from trainjob.api.errors import mapping_at
+from trainjob.api.errors import mapping_at, objects_at
 from trainjob.core.agent import (
     CODE_FOLDER,
     AgentSource,
@@ -49,6 +50,7 @@ from trainjob.core.names import (
     owner_references,
     pod_labels,
     pod_name,
+    replica_counts,
     reported_checkpoint,
 )
 from trainjob.core.settings import Bundle, Isolation
@@ -69,14 +71,29 @@ def is_extended_resource(name: str) -> bool:
 
 
 def count_gpus(pod: Mapping[str, Any]) -> int:
-    """Return how many GPUs, of any vendor, the containers of a pod or pod template request."""
-    total = 0
-    for container in pod["spec"].get("containers") or ():
-        resources = container.get("resources")
-        limits = resources.get("limits") if isinstance(resources, Mapping) else None
-        if isinstance(limits, Mapping):
-            total += sum(_quantity(number) for name, number in limits.items() if name.endswith("/gpu"))
+    """Return how many GPUs, of any vendor, the containers of a pod or pod template request.
+
+    A part of a GPU that has an own name (MIG) counts as one, and so does a claim to devices (dynamic resource
+    allocation): what and how many they are, only the cluster knows.
+    """
+    total = len(_claimed(pod["spec"]))
+    for _, container in objects_at(pod["spec"], "containers"):
+        limits = mapping_at(container, "resources", "limits")
+        total += sum(_quantity(number) for name, number in limits.items() if _GPU.search(name))
     return total
+
+
+_GPU = re.compile(r"/(gpu|gpu\.shared|mig-.*)$")
+
+
+def _claimed(pod_spec: Manifest) -> set[str]:
+    """Return the claims to devices that a container names."""
+    return {
+        str(claim.get("name"))
+        for kind in ("initContainers", "containers")
+        for _, container in objects_at(pod_spec, kind)
+        for _, claim in objects_at(container, "resources", "claims")
+    }
 
 
 def _quantity(value: object) -> int:
@@ -106,7 +123,8 @@ def trainer_container(pod_spec: dict[str, Any]) -> dict[str, Any]:
 def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
     """Return the role's pod template, in which the role's named fields replace whole fields.
 
-    The evaluator gets no extended resources (GPUs) unless it has resources or a template of its own.
+    The evaluator gets no devices (GPUs) unless it has resources or a template of its own. A claim to devices
+    goes with the last container that names it.
 
     The template, its pod spec, its list of containers and the training container are copies, which callers
     may change. All else is shared with the job and the pods of its other replicas, and must not change: a
@@ -119,7 +137,7 @@ def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
         {**container} if container["name"] == TRAINER_CONTAINER else container
         for container in pod_spec["containers"]
     ]
-    container = trainer_container(pod_spec)
+    container, claimed = trainer_container(pod_spec), _claimed(pod_spec)
     for field, key in _POD_FIELDS.items():
         if getattr(settings, field) is not None:
             pod_spec[key] = _as_json(getattr(settings, field))
@@ -127,7 +145,10 @@ def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
         if getattr(settings, field) is not None:
             container[key] = _as_json(getattr(settings, field))
     if role == EVALUATOR and settings.resources is None and settings.template is None:
-        _drop_extended_resources(container)
+        _drop_devices(container)
+    if unclaimed := claimed - _claimed(pod_spec):
+        claims = pod_spec.get("resourceClaims") or ()
+        pod_spec["resourceClaims"] = [claim for claim in claims if claim.get("name") not in unclaimed]
     return template
 
 
@@ -135,7 +156,7 @@ def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _drop_extended_resources(container: dict[str, Any]) -> None:
+def _drop_devices(container: dict[str, Any]) -> None:
     resources = container.get("resources")
     if not isinstance(resources, dict):
         return
@@ -144,7 +165,27 @@ def _drop_extended_resources(container: dict[str, Any]) -> None:
         if kind in ("limits", "requests") and isinstance(named, dict)
         else named
         for kind, named in resources.items()
+        if kind != "claims"
     }
+
+
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1", "NVIDIA_VISIBLE_DEVICES": "void"}
+"""For CUDA, and for NVIDIA's container runtime: an image of CUDA asks it for all GPUs of the node."""
+
+
+def _hidden_gpus(spec: TrainJobSpec, pod_spec: Manifest) -> Mapping[str, str]:
+    """Return the variables by which a pod without a device sees no GPU, in a job that asks for GPUs.
+
+    In other jobs GPUs may come without being asked for, by the node's runtime. Neither is set beside one that
+    the user has set: what an `envFrom` sets can't be seen here.
+    """
+    containers = [c for kind in ("initContainers", "containers") for _, c in objects_at(pod_spec, kind)]
+    devices = (name for c in containers for name in mapping_at(c, "resources", "limits"))
+    if _claimed(pod_spec) or any(is_extended_resource(name) for name in devices):
+        return {}
+    if any(v.get("name") in _NO_GPU for _, v in objects_at(trainer_container(pod_spec), "env")):
+        return {}
+    return _NO_GPU if any(count_gpus(role_template(spec, role)) for role in replica_counts(spec)) else {}
 
 
 # The objects of a job.
@@ -260,7 +301,7 @@ def build_pod(
     template = role_template(job.spec, role)
     agent = has_agent(job.spec)
     container = trainer_container(template["spec"])
-    env = _environment(job, replica, attempt, container)
+    env = {**_environment(job, replica, attempt, container), **_hidden_gpus(job.spec, template["spec"])}
     if not agent:  # an agent sets these at each start
         env["PYTHONHASHSEED"] = "0"  # a set has one order in all replicas
         if is_training(replica):
@@ -390,7 +431,7 @@ def share_claims(pod: Manifest) -> Manifest:
     event. Volumes of one NFS folder or CSI bucket are mounted apart. `trainjob run` leaves claims apart, too:
     `--volume` may name a folder for the one and not for the other.
     """
-    spec = pod["spec"]
+    spec = mapping_at(pod, "spec")
     by_claim: dict[str, list[Manifest]] = {}
     for volume in reversed(spec.get("volumes") or ()):  # the output's comes last, and stays
         if claim := mapping_at(volume, "persistentVolumeClaim").get("claimName"):
