@@ -11,7 +11,11 @@ import pytest
 from support.agents.tracebacks import MISTAKES, SYNTAX_ERROR, TYPE_ERROR, show
 from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
+from trainjob.core.actions import CreatePod
 from trainjob.core.conditions import find_condition, is_true
+from trainjob.core.names import Replica
+from trainjob.core.observed import read_observed
+from trainjob.core.settings import Bundle, Settings
 
 
 async def test_a_crash_restarts_all_workers_from_the_checkpoint() -> None:
@@ -105,6 +109,56 @@ async def test_a_job_from_a_backup_adopts_its_finished_output(
     assert world.status.state == "Complete"
     assert world.status.message == "training had finished before the job was restored from a backup"
     assert world.status.restarts.charged == world.status.restarts.uncharged == 0
+
+
+WITH_A_PROGRAM = Settings(bundle=Bundle(b"program", b"key"))
+
+
+async def test_a_job_created_again_after_its_end_is_complete_at_once() -> None:
+    world = await World(build_plain_job(), settings=WITH_A_PROGRAM).started()
+    report = '{"state": "finished", "step": 9, "alreadyFinished": true}'
+    world.each(lambda pod: world.cluster.end_pod(pod, 0, message=report), "worker")
+    await world.settle()
+    world.cluster.end_pod(world.pod("evaluator"), 0)
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert world.status.message == (
+        "training had finished already: the output /output/digits is of the same spec (to train again, set"
+        " spec.output.resume: Never)"
+    )
+
+
+def spec_of_pod(settings: Settings | None = WITH_A_PROGRAM, **job: Any) -> str:
+    observed = read_observed(job=build_plain_job(**job), settings=settings)
+    pod = CreatePod(observed.job, Replica("worker", 0), 1, 1, spec_digest=observed.spec_digest).build()
+    env = {v["name"]: v.get("value", "") for v in pod["spec"]["containers"][0]["env"]}
+    return env.get("TRAINJOB_SPEC", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({"uid": "another"}, True),
+        ({"workers": 3}, True),
+        ({"ttlSecondsAfterFinished": 5}, True),
+        ({"activeDeadlineSeconds": 900}, True),
+        ({"suspend": True}, True),
+        ({"maxRestarts": 3}, True),  # the default
+        ({"maxRestarts": 4}, False),
+        ({"container": {"args": ["--epochs", "9"]}}, False),
+        ({"container": {"image": "acme/digits:2"}}, False),
+        ({"pod": {"nodeSelector": {"pool": "a"}}}, False),
+        ({"output": {"claim": {"claimName": "another"}}}, False),
+        ({"evaluator": False}, False),
+    ],
+)
+def test_a_spec_is_known_by_what_can_not_change_in_it(change: dict[str, Any], is_same: bool) -> None:
+    assert spec_of_pod()
+    assert (spec_of_pod(**change) == spec_of_pod()) is is_same
+
+
+def test_on_one_machine_a_program_may_change_under_the_same_spec() -> None:
+    assert not spec_of_pod(settings=None)
 
 
 async def test_the_culprit_is_named_not_the_peer_that_saw_it_go() -> None:

@@ -145,6 +145,8 @@ def test_a_claim_goes_with_its_job_unless_retained(claim: dict[str, Any], owned:
     manifest = build_claim(parse(build_job(output={"claim": claim})))
     assert manifest is not None
     assert ("ownerReferences" in manifest["metadata"]) is owned
+    # Argo CD takes what has this label and no owner for its own, and prunes it.
+    assert ("app.kubernetes.io/instance" in manifest["metadata"]["labels"]) is owned
     assert manifest["spec"]["resources"]["requests"]["storage"] == "1Gi"
 
 

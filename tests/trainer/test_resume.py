@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from support.trainer.disk import STALE, StillWaiting, fail_reads, impatient, system_error
 from trainjob_trainer import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
+from trainjob_trainer.agent.ending import mark_finished
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.errors import StorageUnavailable
@@ -90,11 +91,39 @@ def test_a_finished_output_is_refused_with_what_to_do(tmp_path: Path) -> None:
     store = store_with(tmp_path, 3, final=(3, "old"))
 
     with pytest.raises(OutputFinished, match=f"{tmp_path} holds .* finished at step 3.*--fresh"):
-        refuse_finished(find_start(store, 3, "mine"), store, 3, OVER)
+        refuse_finished(find_start(store, 3, "mine"), store, 3, OVER, ProgressFile(None))
     with pytest.raises(SystemExit) as ended:
-        refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, 3), store, 3, OVER)
+        refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, 3), store, 3, OVER, ProgressFile(None))
     assert ended.value.code == 0
-    refuse_finished(Start(Verdict.TRAIN, 3), store, 9, OVER)
+    refuse_finished(Start(Verdict.TRAIN, 3), store, 9, OVER, ProgressFile(None))
+
+
+@pytest.mark.parametrize(
+    ("written", "own", "total", "verdict"),
+    [
+        ("a1", "a1", 3, Verdict.FINISHED_BY_SAME_SPEC),
+        ("a1", "a1", 4, Verdict.TRAIN),  # more steps are asked for, such as by a changed script
+        ("a1", "b2", 3, Verdict.FINISHED_BY_ANOTHER),
+        ("", "", 3, Verdict.FINISHED_BY_ANOTHER),
+        ("", "b2", 3, Verdict.FINISHED_BY_ANOTHER),
+    ],
+)
+def test_a_job_with_the_spec_of_the_one_that_finished_has_nothing_to_do(
+    tmp_path: Path, written: str, own: str, total: int, verdict: Verdict
+) -> None:
+    store = store_with(tmp_path, 3)
+    env = {"TRAINJOB_OUTPUT_DIR": str(tmp_path), "TRAINJOB_CHECKPOINT_DIR": str(store.directory)}
+    mark_finished({**env, "TRAINJOB_UID": "old", "TRAINJOB_SPEC": written}, "1.1", 3)
+
+    start = find_start(store, total, "mine", own)
+    assert start == Start(verdict, 3)
+    if verdict is Verdict.FINISHED_BY_SAME_SPEC:
+        progress = ProgressFile(None)
+        with pytest.raises(SystemExit) as ended:
+            refuse_finished(start, store, total, OVER, progress)
+        last = progress.last
+        assert (ended.value.code, last.state, last.step, last.already_finished) == (0, "finished", 3, True)
+    end_if_finished(store, "mine", ProgressFile(None))
 
 
 def test_one_that_stopped_early_is_not_trained_on_and_says_why(
@@ -104,9 +133,9 @@ def test_one_that_stopped_early_is_not_trained_on_and_says_why(
     why = "stopped early at step 20 of 40: loss has not improved for 2 epochs; best 0.5 at step 10"
 
     with pytest.raises(OutputFinished, match=f"a training that {why}, and 40 steps are asked for"):
-        refuse_finished(find_start(store, 40, "mine"), store, 40, OVER)
+        refuse_finished(find_start(store, 40, "mine"), store, 40, OVER, ProgressFile(None))
     with pytest.raises(SystemExit):
-        refuse_finished(find_start(store, 40, "old"), store, 40, OVER)
+        refuse_finished(find_start(store, 40, "old"), store, 40, OVER, ProgressFile(None))
     assert why in capsys.readouterr().err
 
 

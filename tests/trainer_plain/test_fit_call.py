@@ -59,6 +59,10 @@ def test_what_a_call_has_to_do(
     is_newest = saved is not None and saved.call == number
     is_over = saved is None or plan is ResumePlan.ANEW or (plan is ResumePlan.SKIP and is_newest)
     assert in_a_finished_folder is (ResumePlan.FINISHED if is_over else plan)
+    of_the_same_spec = choose_plan(saved, call, **given, is_finished=True, is_same_spec=True)
+    is_done = plan is ResumePlan.SKIP and is_newest
+    assert of_the_same_spec is (ResumePlan.ALREADY_FINISHED if is_done else in_a_finished_folder)
+    assert choose_plan(saved, call, **given, is_finished=False, is_same_spec=True) is plan
 
 
 @given(st.integers(1, 5), st.integers(0, 9), st.dictionaries(st.text(max_size=5), st.lists(st.floats())))

@@ -53,6 +53,32 @@ def test_digits_train_and_are_scored(installed: NodeCluster, restricted: str) ->
         left = ("wait", kind, "--for=delete", "-l", "trainjob.dev/job=digits", "-n", restricted)
         installed.kubectl(*left, "--timeout=60s", timeout=70)
     assert installed.get("pvc", "training", namespace=restricted)["status"]["phase"] == "Bound"
+    # As GitOps tools do after the TTL.
+    installed.apply(EXAMPLES / "digits.yaml", namespace=restricted)
+    again = until_ended(installed, restricted, "digits")["status"]
+    assert again["state"] == "Complete", json.dumps(again, indent=1)
+    assert "had finished already: the output /output/digits is of the same spec" in again["message"]
+    assert again["evaluation"]["step"] == again["progress"]["step"] == status["progress"]["step"]
+    installed.delete("tj", "digits", namespace=restricted)
+    changed = example(installed, "digits")
+    changed["spec"]["maxRestarts"] = 7
+    installed.apply(changed, namespace=restricted)
+    refused = until_ended(installed, restricted, "digits")["status"]
+    assert (refused["state"], refused["firstFailure"]["exitCode"]) == ("Failed", 81)
+
+
+def test_a_script_created_again_after_its_end_trains_nothing(installed: NodeCluster, restricted: str) -> None:
+    manifest = example(installed, "plain-keras")
+    manifest["spec"]["evaluator"] = {"replicas": 0}
+    messages = []
+    for _ in range(2):
+        installed.apply(manifest, namespace=restricted)
+        status = until_ended(installed, restricted, "plain-keras")["status"]
+        assert status["state"] == "Complete", json.dumps(status, indent=1)
+        messages.append(status["message"])
+        installed.delete("tj", "plain-keras", namespace=restricted)
+    assert "had finished already" in messages[1]
+    assert "had finished already" not in messages[0]
 
 
 def test_a_notebook_trains_on_the_cluster(installed: NodeCluster, restricted: str, tmp_path: Path) -> None:

@@ -171,8 +171,8 @@ class Run:
         task, store = self._replica.task, self._replica.store
         environment = self._replica.environment
         reported = environment.reported_checkpoint
-        verdict = agree(self.strategy, task, store, total, environment.uid, reported)
-        refuse_finished(verdict, store, total, environment.how_to_start_over)
+        verdict = agree(self.strategy, task, store, total, environment.uid, reported, environment.spec)
+        refuse_finished(verdict, store, total, environment.how_to_start_over, self._replica.progress)
         if verdict.verdict is Verdict.ENDED:
             return
         if task.is_writer:

@@ -113,6 +113,7 @@ class Environment:
         reported_checkpoint: step of the checkpoint last reported as the newest, in this pod or, on a volume
             that outlives pods, in an earlier one; None without one.
         has_agent: an agent has started this process, and ends it when its grace period is over.
+        spec: digest of the job's spec; empty where the program may change while the spec stays.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Environment:
     reported_step: int | None = None
     reported_checkpoint: int | None = None
     has_agent: bool = False
+    spec: str = ""
 
     @classmethod
     def from_environment(
@@ -176,6 +178,7 @@ class Environment:
             reported_step=_parse_number(env, "TRAINJOB_REPORTED_STEP", least=0),
             reported_checkpoint=_parse_number(env, "TRAINJOB_REPORTED_CHECKPOINT", least=0),
             has_agent=is_from_agent(env),
+            spec=env.get("TRAINJOB_SPEC", ""),
         )
 
     @property

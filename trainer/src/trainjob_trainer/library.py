@@ -229,6 +229,7 @@ def _placed(replica: Replica, strategy: Any, request: _Request, plan: TrainingPl
                 trainings.root,
                 plan.total_steps,
                 replica.environment.how_to_start_over,
+                replica.progress,
             )
         else:
             found.is_taken = True
@@ -279,11 +280,19 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     plan = request.plan(source.examples)
     check_same_plan(strategy, replica.task, plan)
     replica = _placed(replica, strategy, request, plan)
-    uid, reported = replica.environment.uid, replica.environment.reported_checkpoint
-    if replica.environment.generation is not None:
+    environment, reported = replica.environment, replica.environment.reported_checkpoint
+    if environment.generation is not None:
         reported = None  # `_placed` has looked
-    start = agree(strategy, replica.task, replica.store, plan.total_steps, uid, reported)
-    refuse_finished(start, replica.store, plan.total_steps, replica.environment.how_to_start_over)
+    start = agree(
+        strategy,
+        replica.task,
+        replica.store,
+        plan.total_steps,
+        environment.uid,
+        reported,
+        environment.spec,
+    )
+    refuse_finished(start, replica.store, plan.total_steps, environment.how_to_start_over, replica.progress)
     spec = _batch_spec(source.at(start.step), per_device)
     model = build_model(strategy, _as_recipe_says(request), spec, request.recipe.seed)
     score = _scoring(replica, strategy, request, model)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 from trainjob_trainer.checkpoint.snapshot import (
     HostGroups,
@@ -38,6 +38,8 @@ class Verdict(IntEnum):
     FINISHED_BY_ANOTHER = 2
     ENDED = 3
     """The training has ended and its script has not: the result is restored, and the script continues."""
+    FINISHED_BY_SAME_SPEC = 4
+    """An earlier job with the same spec finished: this one has nothing to do, and nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,11 @@ class Start:
         return cls(Verdict.TRAIN, 0)
 
 
-def find_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
+def find_start(store: CheckpointStore, total_steps: int, job_uid: str, spec: str = "") -> Start:
     """Decide from what is on disk alone; `total_steps` is what the training is to reach."""
     final = store.final()
     if final is not None and final.total_steps >= total_steps:
-        return Start(_verdict(final, job_uid), final.ended_at)
+        return Start(_verdict(final, job_uid, spec), final.ended_at)
     ended = store.ended()
     if ended is not None and ended.total_steps >= total_steps:
         return Start(Verdict.ENDED, ended.step)
@@ -69,7 +71,7 @@ def find_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
 
 
 def choose_start(
-    store: CheckpointStore, total_steps: int, job_uid: str, reported: int | None = None
+    store: CheckpointStore, total_steps: int, job_uid: str, reported: int | None = None, spec: str = ""
 ) -> Start:
     """Decide as `find_start`, for the writer; set damaged checkpoints aside, so that none looks newest.
 
@@ -81,7 +83,7 @@ def choose_start(
         CheckpointUnreadable: the final marker is damaged.
         OutputUnwritable, Fenced, OutputTaken: as `CheckpointStore.set_aside`.
     """
-    start = find_start(store, total_steps, job_uid)
+    start = find_start(store, total_steps, job_uid, spec)
     if start.verdict is Verdict.TRAIN:
         refuse_lost(store, start.step, reported)
         set_aside_damaged(store, start.step)
@@ -120,7 +122,7 @@ def end_if_finished(store: CheckpointStore, job_uid: str, progress: ProgressFile
     if final is None or _verdict(final, job_uid) is not Verdict.FINISHED_BY_THIS_JOB:
         return
     progress.update(state="finished", step=final.ended_at, stopped_early=final.stopped_early or None)
-    refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, final.ended_at), store, final.ended_at, "")
+    refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, final.ended_at), store, final.ended_at, "", progress)
 
 
 def agree(
@@ -130,6 +132,7 @@ def agree(
     total_steps: int,
     job_uid: str,
     reported: int | None = None,
+    spec: str = "",
 ) -> Start:
     """Return the writer's decision on every worker, as `choose_start`.
 
@@ -137,7 +140,7 @@ def agree(
     """
     from trainjob_trainer.distribution.collective import broadcast  # noqa: PLC0415 - TensorFlow only when training
 
-    mine = choose_start(store, total_steps, job_uid, reported) if task.is_writer else Start.nothing()
+    mine = choose_start(store, total_steps, job_uid, reported, spec) if task.is_writer else Start.nothing()
     verdict, step = broadcast(strategy, task, [int(mine.verdict), mine.step])
     return Start(Verdict(verdict), step)
 
@@ -200,10 +203,13 @@ def read_agreed(
         waited += _SECONDS_BETWEEN_LOOKS
 
 
-def refuse_finished(start: Start, store: CheckpointStore, total_steps: int, or_else: str) -> None:
+def refuse_finished(
+    start: Start, store: CheckpointStore, total_steps: int, or_else: str, progress: ProgressFile
+) -> None:
     """End a training that has nothing left to do; `or_else` is `Environment.how_to_start_over`.
 
-    Raises OutputFinished if another job finished here, and SystemExit (code 0) if this job did.
+    Raises OutputFinished if another job finished here, and SystemExit (code 0) if this job did, or one with
+    the same spec.
     """
     if start.verdict in (Verdict.TRAIN, Verdict.ENDED):
         return
@@ -211,15 +217,37 @@ def refuse_finished(start: Start, store: CheckpointStore, total_steps: int, or_e
     if start.verdict is Verdict.FINISHED_BY_THIS_JOB:
         announce(f"this job has finished before ({how}): nothing to do")
         raise SystemExit(0)
+    if start.verdict is Verdict.FINISHED_BY_SAME_SPEC:
+        end_already_finished(store, start.step, or_else, progress)
     raise OutputFinished(
         f"{store.directory.parent} holds a training that {how}, and {total_steps} steps are asked for: ask "
         f"for more to go on, or {or_else}"
     )
 
 
-def _verdict(final: FinalMarker, job_uid: str) -> Verdict:
-    same = bool(job_uid) and final.job_uid == job_uid
-    return Verdict.FINISHED_BY_THIS_JOB if same else Verdict.FINISHED_BY_ANOTHER
+def end_already_finished(store: CheckpointStore, step: int, or_else: str, progress: ProgressFile) -> NoReturn:
+    """End a job whose spec is that of an earlier job which finished in this folder: SystemExit (code 0).
+
+    Tools that apply manifests create a job again once its TTL has deleted it.
+    """
+    final = store.final() or FinalMarker(step, "")  # this machine may not see it yet
+    progress.update(
+        state="finished",
+        step=final.ended_at,
+        stopped_early=final.stopped_early or None,
+        already_finished=True,
+    )
+    announce(
+        f"{store.directory.parent} holds a training of the same spec that {final.words}: nothing to do; to "
+        f"train again, {or_else}"
+    )
+    raise SystemExit(0)
+
+
+def _verdict(final: FinalMarker, job_uid: str, spec: str = "") -> Verdict:
+    if job_uid and final.job_uid == job_uid:
+        return Verdict.FINISHED_BY_THIS_JOB
+    return Verdict.FINISHED_BY_SAME_SPEC if spec and final.spec == spec else Verdict.FINISHED_BY_ANOTHER
 
 
 # Settings that the script has changed since the checkpoint.

@@ -67,6 +67,7 @@ class CreatePod:
     attempt: int
     source: AgentSource | None = None
     avoided: frozenset[str] = frozenset()
+    spec_digest: str = ""
     kind: Literal["Pod"] = "Pod"
     may_exist: Literal[False] = False
 
@@ -90,6 +91,7 @@ class CreatePod:
             attempt=self.attempt,
             source=self.source,
             avoided=self.avoided,
+            spec_digest=self.spec_digest,
         )
 
     def __str__(self) -> str:

@@ -240,6 +240,7 @@ class Report(Lenient):
         global_batch: examples per step, of all workers together.
         reread_batches: batches trained before a restart that it has read again.
         stopped_early: why training ended before `total_steps`; empty if it didn't.
+        already_finished: an earlier job with the same spec had finished in the output.
         notices: lines that say what was computed otherwise than the script says.
         waiting_for_storage: why files can't be read or written now; empty if it doesn't wait for that.
         trains_alone: each of several workers trains the whole model by itself.
@@ -263,6 +264,7 @@ class Report(Lenient):
     reread_batches: Int = None
     evaluation: Annotated[EvaluationResult | None, _if_readable("step", integer)] = None
     stopped_early: Sentence = ""
+    already_finished: Flag = False
     waiting_for_storage: Sentence = ""
     error: Annotated[ReportedError | None, _OBJECT] = None
     notices: Notices = Field(default_factory=list)

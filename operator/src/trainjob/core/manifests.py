@@ -241,7 +241,12 @@ def build_claim(job: TrainJob) -> Manifest | None:
         "claim.yaml.j2",
         job=job.metadata,
         claim_name=claim_name(job),
-        labels=job_labels(job.metadata.name),
+        # Argo CD takes what has this label and no owner for its application's, and would prune it.
+        labels={
+            key: value
+            for key, value in job_labels(job.metadata.name).items()
+            if not (claim.retain and key == "app.kubernetes.io/instance")
+        },
         owners=owner_references(job),
         claim=claim,
     )
@@ -284,6 +289,7 @@ def build_pod(
     attempt: int,
     source: AgentSource | None = None,
     avoided: Collection[str] = (),
+    spec_digest: str = "",
 ) -> Manifest:
     """Return the pod of one replica.
 
@@ -295,6 +301,7 @@ def build_pod(
         attempt: the number of this start of the training replicas, from 1.
         source: where its agent comes from; None if no controller's key is available.
         avoided: the names of nodes that it must not run on.
+        spec_digest: identifies the job's spec, see `Observed.spec_digest`.
     """
     replica = Replica(role, index)
     source = source or AgentSource(old_secret_name(job.metadata))
@@ -302,6 +309,8 @@ def build_pod(
     agent = has_agent(job.spec)
     container = trainer_container(template["spec"])
     env = {**_environment(job, replica, attempt, container), **_hidden_gpus(job.spec, template["spec"])}
+    if spec_digest:
+        env["TRAINJOB_SPEC"] = spec_digest
     if not agent:  # an agent sets these at each start
         env["PYTHONHASHSEED"] = "0"  # a set has one order in all replicas
         if is_training(replica):

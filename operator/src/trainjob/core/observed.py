@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +15,7 @@ from pydantic import ValidationError
 
 from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, TrainJobStatus, parse
 from trainjob.api.errors import value_at
+from trainjob.api.rules.spec import MUTABLE_IN_SPEC, MUTABLE_IN_WORKER
 from trainjob.core.agent import AgentSource, agent_source, has_agent
 from trainjob.core.agent_reports import MEETING, STOPPING, AgentReport, Member, Report, RestartCounts
 from trainjob.core.conditions import RUNNING, SUCCESS_CRITERIA_MET, is_true
@@ -287,6 +290,21 @@ class Observed:
         if living[0].secret == present.secret:
             return replace(present, digest=living[0].digest)
         return living[0]
+
+    @cached_property
+    def spec_digest(self) -> str:
+        """Return a digest of all that can't change in the job's spec, by which a later job knows its output.
+
+        It is empty on one machine, where the program may change while the spec stays.
+        """
+        if self.parsed is None or not self.settings.bundle.digest:
+            return ""
+        # Without defaults: those of fields that a later version adds change nothing.
+        spec = self.parsed.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        fixed = {name: value for name, value in spec.items() if name not in MUTABLE_IN_SPEC}
+        worker = {k: v for k, v in spec.get("worker", {}).items() if k not in MUTABLE_IN_WORKER}
+        text = json.dumps({**fixed, "worker": worker}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def is_fenced(self) -> bool:

@@ -62,7 +62,8 @@ def mark_finished(
     except FileNotFoundError:
         saved = [int(match[1]) for match in map(_CHECKPOINT.fullmatch, names) if match]
         facts = {"step": max(saved, default=0), "endedAt": step if isinstance(step, int) else 0}
-    text = json.dumps({**facts, "jobUid": uid, "time": time.time()})
+    spec = {"spec": env["TRAINJOB_SPEC"]} if env.get("TRAINJOB_SPEC") else {}
+    text = json.dumps({**facts, **spec, "jobUid": uid, "time": time.time()})
     if claim.name in names:
         write_atomically(claim / "final.json", text)
         (claim / "final.json").replace(folder / "final.json")

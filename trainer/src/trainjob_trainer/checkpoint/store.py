@@ -56,6 +56,7 @@ class FinalMarker:
         ended_at: steps done in all; 0 stands for `step`.
         total_steps: steps asked for; 0 stands for `ended_at`. Asking for no more trains nothing.
         stopped_early: why it ended before `total_steps`; empty if it did not.
+        spec: digest of the job's spec; empty if it is unknown.
     """
 
     step: int
@@ -63,6 +64,7 @@ class FinalMarker:
     ended_at: int = 0
     total_steps: int = 0
     stopped_early: str = ""
+    spec: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ended_at", self.ended_at or self.step)
@@ -96,6 +98,7 @@ class FinalMarker:
                 int(facts.get("endedAt", 0)),
                 int(facts.get("totalSteps", 0)),
                 str(facts.get("stoppedEarly", "")),
+                str(facts.get("spec", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"it is no final marker: {error!r}") from error

@@ -164,15 +164,25 @@ class ResumePlan(IntEnum):
     """The call ended, and so did another job's script: the output folder is finished."""
     ANEW = 4
     """What is saved belongs to another call: this one trains from the beginning."""
+    ALREADY_FINISHED = 5
+    """As `FINISHED`, by the same call in a job with the same spec: there is nothing to do."""
 
 
 def choose_plan(
-    state: FitState | None, call: Identity, *, number: int, epochs: int, is_same_job: bool, is_finished: bool
+    state: FitState | None,
+    call: Identity,
+    *,
+    number: int,
+    epochs: int,
+    is_same_job: bool,
+    is_finished: bool,
+    is_same_spec: bool = False,
 ) -> ResumePlan:
     """Choose the plan from the state in the newest checkpoint; the state is None without one.
 
     `number` and `epochs` are this call's; `is_same_job`: the checkpoint is this job's own, whose script is
-    the same; `is_finished`: the folder holds another job's finished training.
+    the same; `is_finished`: the folder holds another job's finished training; `is_same_spec`: that job's
+    spec is this one's.
     """
     if state is None:
         return ResumePlan.FINISHED if is_finished else ResumePlan.TRAIN
@@ -187,6 +197,8 @@ def choose_plan(
         plan = ResumePlan.RESUME
     else:
         plan = ResumePlan.SKIP if exact else ResumePlan.ANEW
+    if is_finished and is_same_spec and plan is ResumePlan.SKIP and is_newest:
+        return ResumePlan.ALREADY_FINISHED
     is_over = plan is ResumePlan.ANEW or (plan is ResumePlan.SKIP and is_newest)
     return ResumePlan.FINISHED if is_finished and is_over else plan
 

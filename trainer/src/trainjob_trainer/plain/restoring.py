@@ -29,6 +29,7 @@ from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import (
     ARRIVAL_SECONDS,
     IN_A_CALLBACK,
+    end_already_finished,
     go_on_with_settings,
     read_agreed,
     set_aside_damaged,
@@ -64,6 +65,9 @@ def restore(
         return  # it trains alone, and what is saved is another process's
     number, step, chosen, before = broadcast(strategy, process.task, [number, step, plan, before])
     plan = ResumePlan(chosen)
+    if plan is ResumePlan.ALREADY_FINISHED:
+        over = process.environment.how_to_start_over
+        end_already_finished(process.trainings.root, step, over, process.progress)
     if plan is ResumePlan.FINISHED:
         final, environment = process.trainings.root.final(), process.environment
         raise OutputFinished(
@@ -152,9 +156,10 @@ def _decide(process: PlainProcess, call: ScriptCall, identity: Identity) -> _Dec
         epochs=call.epochs,
         is_same_job=newest is not None and newest.job_uid == environment.uid,
         is_finished=final is not None and final.step > 0,
+        is_same_spec=final is not None and bool(environment.spec) and final.spec == environment.spec,
     )
     step = newest.step if newest else 0
-    if plan is ResumePlan.FINISHED:
+    if plan in (ResumePlan.FINISHED, ResumePlan.ALREADY_FINISHED):
         return _Decision(number, step, plan, 0)
     if plan is not ResumePlan.SKIP:
         trainings.root.clear_final()

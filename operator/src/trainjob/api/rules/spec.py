@@ -113,8 +113,8 @@ def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
 
 
 # `worker` has its own rules: only `replicas` can change.
-_MUTABLE_IN_SPEC = frozenset({"suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "worker"})
-_MUTABLE_IN_WORKER = frozenset({"replicas"})
+MUTABLE_IN_SPEC = frozenset({"suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "worker"})
+MUTABLE_IN_WORKER = frozenset({"replicas"})
 
 HOLDING_KUBERNETES_OBJECTS = frozenset(
     {"template", "resources", "env", "tolerations", "affinity", "chief", "ps", "evaluator", "output"}
@@ -155,8 +155,8 @@ def _cannot_be_added(optional: list[str]) -> str:
 
 def find_immutable(before: TrainJobSpec, after: TrainJobSpec) -> Iterator[FieldError]:
     """Yield an error for each change that `IMMUTABLE_RULES` forbid: the same in Python."""
-    yield from _find_changed("spec", before, after, _MUTABLE_IN_SPEC)
-    yield from _find_changed("spec.worker", before.worker, after.worker, _MUTABLE_IN_WORKER)
+    yield from _find_changed("spec", before, after, MUTABLE_IN_SPEC)
+    yield from _find_changed("spec.worker", before.worker, after.worker, MUTABLE_IN_WORKER)
 
 
 def _find_changed(
@@ -175,6 +175,6 @@ def _find_changed(
 
 
 IMMUTABLE_RULES = (
-    *_unchanged("spec", TrainJobSpec, _MUTABLE_IN_SPEC),
-    *_unchanged("spec.worker", WorkerRole, _MUTABLE_IN_WORKER),
+    *_unchanged("spec", TrainJobSpec, MUTABLE_IN_SPEC),
+    *_unchanged("spec.worker", WorkerRole, MUTABLE_IN_WORKER),
 )

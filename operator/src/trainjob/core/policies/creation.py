@@ -247,9 +247,17 @@ def _missing_pods(
     observed: Observed, replicas: Iterable[Replica], lost: frozenset[str]
 ) -> tuple[Action, ...]:
     present = {p.replica for p in observed.training_pods}
-    attempt, source = observed.attempt, observed.agent_source
+    attempt = observed.attempt
     return tuple(
-        CreatePod(observed.job, replica, incarnation=attempt, attempt=attempt, source=source, avoided=lost)
+        CreatePod(
+            observed.job,
+            replica,
+            incarnation=attempt,
+            attempt=attempt,
+            source=observed.agent_source,
+            avoided=lost,
+            spec_digest=observed.spec_digest,
+        )
         for replica in replicas
         if replica not in present
     )

@@ -12,7 +12,7 @@ from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_co
 from trainjob.core.delays import restart_delay, soonest, time_left
 from trainjob.core.exits import OUTPUT_FINISHED
 from trainjob.core.failure import awaited_pods, describe_pod, end_due, is_unreachable, lost_nodes
-from trainjob.core.names import EVALUATOR, LABEL_RESTORED, Replica, finishing_roles, leader
+from trainjob.core.names import EVALUATOR, LABEL_RESTORED, Replica, finishing_roles, leader, root_folder
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
 from trainjob.core.wording import quoted
@@ -94,6 +94,7 @@ def _create(
         attempt=incarnation,
         source=observed.agent_source,
         avoided=lost_nodes(observed, now),
+        spec_digest=observed.spec_digest,
     )
     if observed.waits_for_gang:
         return EvaluatorStep(after)  # it would take a node from a gang of another job, and not train
@@ -184,6 +185,12 @@ def _training_done(observed: Observed) -> str:
     report = observed.report_of(leader(observed.job.spec))
     if _had_finished(observed):
         return "training had finished before the job was restored from a backup"
+    if report is not None and report.already_finished:
+        output = root_folder(observed.job)
+        return (
+            f"training had finished already: the output {output} is of the same spec (to train again, set"
+            " spec.output.resume: Never)"
+        )
     if not _has_reported(observed):
         return f"training has finished, but {NO_STEPS}"
     if report is None or not report.stopped_early:
