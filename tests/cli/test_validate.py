@@ -38,6 +38,27 @@ def test_a_valid_job(job: dict[str, Any], expected: str, tmp_path: Path) -> None
     assert (result.exit_code, result.stdout, result.stderr) == (0, expected, "")
 
 
+@pytest.mark.parametrize(
+    ("prefix", "line"),
+    [
+        ("digits-", ""),
+        ("a" * 38, "metadata.generateName: must have at most 42 characters, so that the names of its pods fit"
+         " in 63; got 43 with the 5 that are added"),
+        ("Digits-", "metadata.generateName: must start with a lowercase letter"),
+    ],
+)  # fmt: skip
+def test_a_name_may_be_generated(prefix: str, line: str, tmp_path: Path) -> None:
+    job = {**build_job(), "metadata": {"generateName": prefix}}
+    result = _validate(_write(tmp_path, job))
+    assert (result.exit_code, line in result.stderr) == (int(bool(line)), True)
+    names = set()
+    for _ in range(2):
+        rendered = CliRunner().invoke(main, ["render", str(_write(tmp_path, job))])
+        names |= {each["metadata"]["name"] for each in yaml.safe_load_all(rendered.stdout) if not line}
+    services = [name for name in names if name.startswith(prefix) and len(name) == len(prefix) + 5]
+    assert len(services) == (0 if line else 2), "a new name each time"
+
+
 def test_several_jobs_are_distinguished(tmp_path: Path) -> None:
     result = _validate(_write(tmp_path, build_job(name="one"), build_job(name="two", workers=1)))
     assert result.stdout == "one: valid: 3 pods, 0 GPUs\ntwo: valid: 2 pods, 0 GPUs\n"

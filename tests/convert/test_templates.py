@@ -74,6 +74,7 @@ def test_several_containers_without_their_name_are_refused() -> None:
         ({"restartPolicy": "Always"}, "restartPolicy", "never had an effect"),
         ({"restartPolicy": "Never"}, "restartPolicy", "never had an effect"),
         ({"hostNetwork": True}, "hostNetwork", "share port 2222"),
+        ({"dnsPolicy": "Default"}, "dnsPolicy", "by the cluster's DNS"),
         ({"hostname": "here"}, "hostname", "is set for each replica"),
         ({"subdomain": "there"}, "subdomain", "is set for each replica"),
         ({"automountServiceAccountToken": True}, "automountServiceAccountToken", "no Kubernetes API token"),

@@ -198,6 +198,11 @@ BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
     ),
     ({f"{POD}.restartPolicy": "OnFailure"}, f"{POD}.restartPolicy", "must be Never or absent"),
     ({f"{POD}.hostNetwork": True}, f"{POD}.hostNetwork", "must not be true"),
+    (
+        {f"{POD}.dnsPolicy": "Default"},
+        f"{POD}.dnsPolicy",
+        "must not be Default, which is the node's DNS",
+    ),
     ({f"{POD}.hostname": "a"}, f"{POD}.hostname", "are set for each replica"),
     ({f"{POD}.subdomain": "a"}, f"{POD}.subdomain", "are set for each replica"),
     ({f"{TRAINER}.env": [{"name": "TF_CONFIG"}]}, f"{TRAINER}.env[0].name", 'remove them; got "TF_CONFIG"'),
@@ -255,7 +260,8 @@ ACCEPTED: tuple[dict[str, Any], ...] = (
     {"spec.restartStrategy": "Recreate", f"{TRAINER}.command": REMOVED},
     {"spec.restartStrategy": "Recreate", f"{TRAINER}.command": [], "spec.warmStandby": False},
     OF_AGENTS,
-    {f"{POD}.restartPolicy": "Never", f"{POD}.hostNetwork": False},
+    {f"{POD}.restartPolicy": "Never", f"{POD}.hostNetwork": False, f"{POD}.dnsPolicy": "ClusterFirst"},
+    {f"{POD}.dnsPolicy": "None", f"{POD}.dnsConfig": {"nameservers": ["169.254.20.10"]}},
     {f"{POD}.containers[0].volumeMounts": [{"name": "a", "mountPath": "/output/data"}]},
     # A sidecar may look at the output and has an environment of its own.
     {

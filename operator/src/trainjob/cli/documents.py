@@ -1,7 +1,9 @@
 """The input files of commands and the YAML that commands print."""
 
+import secrets
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ def read_trainjobs(file: str) -> tuple[Document, ...]:
         more = hint if _is_tfjob(other) else ""
         place = f"{_title(file)}:{other.first_line}"
         click.echo(f"{place} {_name(other)} is left out: no TrainJob{more}", err=True)
-    found = tuple(document for document in documents if document.is_trainjob)
+    found = tuple(_with_name(document) for document in documents if document.is_trainjob)
     if not found:
         raise RefusedFile([f"{_title(file)}: holds no TrainJob{hint}"])
     return found
@@ -145,6 +147,16 @@ def choose(documents: tuple[Document, ...], name: str | None, file: str) -> Docu
 def folder_of(file: str) -> Path:
     """Return the folder of a job's file, the working directory of its commands."""
     return Path() if file == STDIN else Path(file).parent
+
+
+def _with_name(document: Document) -> Document:
+    """Return a TrainJob that has only `generateName` with a name, made as the API server makes it."""
+    metadata = _metadata(document)
+    prefix = metadata.get("generateName")
+    if metadata.get("name") is not None or not isinstance(prefix, str):
+        return document
+    name = prefix + "".join(secrets.choice("bcdfghjklmnpqrstvwxz2456789") for _ in range(5))
+    return replace(document, raw={**document.raw, "metadata": {**metadata, "name": name}})
 
 
 def _is_tfjob(document: Document) -> bool:

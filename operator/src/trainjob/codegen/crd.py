@@ -207,6 +207,7 @@ def template_schema(description: str) -> Schema:
         "properties": {
             "restartPolicy": {"type": "string", "maxLength": 16},
             "hostNetwork": {"type": "boolean"},
+            "dnsPolicy": {"type": "string", "maxLength": 32},
             "hostname": _text(),
             "subdomain": _text(),
             "volumes": _list_of("Volume", "name"),

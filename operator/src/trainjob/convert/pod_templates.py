@@ -166,6 +166,9 @@ def _convert_pod(pod: dict[str, Any], path: Path, notes: Notes) -> None:
             "left out: replicas on one node would share port 2222; check that the script needs nothing of the"
             " node's network",
         )
+    if pod.get("dnsPolicy") == "Default":
+        del pod["dnsPolicy"]
+        notes.note((*path, "dnsPolicy"), "left out: replicas find each other by the cluster's DNS")
     for field in _HOST_NAMES:
         if pod.pop(field, None) is not None:
             notes.note(

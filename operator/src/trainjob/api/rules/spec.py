@@ -97,10 +97,14 @@ def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
     counts = count_raw_roles(raw)
     name = value_at(raw, "metadata", "name")
     if isinstance(name, str):
+        prefix, field, added = value_at(raw, "metadata", "generateName"), "metadata.name", ""
+        if isinstance(prefix, str) and name.startswith(prefix):
+            field = "metadata.generateName"
+            added = f" with the {len(name) - len(prefix)} that are added"
         if not re.fullmatch(NAME_FORM, name):
-            yield FieldError("metadata.name", _FORM_MESSAGE)
+            yield FieldError(field, _FORM_MESSAGE)
         if counts and len(name) > (room := room_for_name(counts)):
-            yield FieldError("metadata.name", f"{_ROOM_MESSAGE.format(room)}; got {len(name)}")
+            yield FieldError(field, f"{_ROOM_MESSAGE.format(room)}; got {len(name)}{added}")
     least = as_whole_number(value_at(raw, "spec", "worker", "minReplicas"))
     if counts and isinstance(least, int) and least > counts.worker:
         yield FieldError(

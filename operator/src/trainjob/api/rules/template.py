@@ -36,6 +36,12 @@ HOST_NETWORK = Rule(
     cel="!self",
     message="must not be true, since replicas on one node would share a port; remove it",
 )
+DNS_POLICY = Rule(
+    at=f"{_POD}.dnsPolicy",
+    cel="self != 'Default'",
+    message="must not be Default, which is the node's DNS: replicas find each other by the cluster's; remove"
+    " it, or write ClusterFirst",
+)
 HOST_NAME = Rule(
     at=_POD,
     cel="!has(self.hostname) && !has(self.subdomain)",
@@ -82,6 +88,7 @@ RULES = (
     TRAINER,
     RESTART_POLICY,
     HOST_NETWORK,
+    DNS_POLICY,
     HOST_NAME,
     ENV,
     *ROLE_ENV,
@@ -138,6 +145,8 @@ def _check_pod(pod: Mapping[str, Any], path: tuple[Step, ...]) -> Iterator[Field
         yield FieldError(format_path((*path, "restartPolicy")), problem)
     if pod.get("hostNetwork") not in (None, False):
         yield FieldError(format_path((*path, "hostNetwork")), HOST_NETWORK.message)
+    if pod.get("dnsPolicy") == "Default":
+        yield FieldError(format_path((*path, "dnsPolicy")), DNS_POLICY.message)
     for field in ("hostname", "subdomain"):
         if pod.get(field) is not None:
             yield FieldError(format_path((*path, field)), HOST_NAME.message)
