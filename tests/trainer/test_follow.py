@@ -90,6 +90,18 @@ def test_an_earlier_trainings_end_is_not_this_ones(tmp_path: Path) -> None:
     assert [(checkpoint.step, final) for checkpoint, final in by_job] == [(1, True)]
 
 
+def test_a_job_that_finds_its_spec_finished_scores_the_end_of_the_earlier_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, 0, GROUPS, "old")
+    store.mark_ended(FinalMarker(1, "old"))  # which stays; the agent writes the other one anew
+    script = iter([lambda: None, lambda: store.mark_final(FinalMarker(1, "new"))])
+    markers = [store.ended, store.final]
+
+    seen = follow(store, 1.0, markers=markers, job_uid="new", sleep=lambda _: next(script)())
+
+    assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, True)]
+
+
 def test_an_earlier_trainings_end_is_scored_once_training_goes_on_from_it(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(1, 0, GROUPS, "old")

@@ -90,12 +90,12 @@ def _look(
 ) -> tuple[bool, Checkpoint | None]:
     """Return whether training is over, with its final checkpoint; else the newest unseen one."""
     try:
-        marker = next((found for found in (marker() for marker in markers) if found is not None), None)
+        found = [each for each in (marker() for marker in markers) if each is not None]
     except CheckpointUnreadable:
         return False, None  # its writer may repair it
-    is_own = marker is not None and (job_uid is None or marker.job_uid == job_uid)
-    if marker is None or not is_own:
-        return False, _newest_unseen(store, marker, seen)
+    marker = next((each for each in found if job_uid is None or each.job_uid == job_uid), None)
+    if marker is None:
+        return False, _newest_unseen(store, found[0] if found else None, seen)
     if marker.step not in store.steps():
         return True, store.latest()
     try:
