@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,77 @@ def test_other_objects_are_printed_as_they_are(tmp_path: Path) -> None:
     assert printed(result)[0] == other
     assert yaml.safe_load(result.stdout.split("---\n")[1]) == other
     assert f"{file}:1 ConfigMap settings: no TFJob or MPIJob, printed as it is" in result.stderr.splitlines()
+
+
+INSIDE: dict[str, tuple[dict[str, Any], str]] = {
+    "workflow": (
+        {
+            "apiVersion": "argoproj.io/v1alpha1",
+            "kind": "Workflow",
+            "metadata": {"generateName": "train-"},
+            "spec": {
+                "templates": [{"name": "a", "resource": {"manifest": json.dumps(build_tfjob(), indent=1)}}]
+            },
+        },
+        "Workflow train-: holds a TFJob at spec.templates[0].resource.manifest, which isn't converted there:"
+        " write it into a file of its own, convert that, and put the TrainJob in its place; its"
+        " successCondition is then status.state == Complete",
+    ),
+    "experiment": (
+        {
+            "apiVersion": "kubeflow.org/v1beta1",
+            "kind": "Experiment",
+            "metadata": {"name": "search"},
+            "spec": {"trialTemplate": {"trialSpec": build_tfjob()}},
+        },
+        "Experiment search: holds a TFJob at spec.trialTemplate.trialSpec, which isn't converted there",
+    ),
+    "config map": (
+        {**CONFIG_MAP, "data": {"job.yaml": "apiVersion: kubeflow.org/v1\nkind: MPIJob\n"}},
+        "ConfigMap settings: holds a MPIJob at data[job.yaml], which isn't converted there",
+    ),
+    "service": (
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "board"},
+            "spec": {"selector": {"training.kubeflow.org/job-name": "scans"}},
+        },
+        "Service board: no TFJob or MPIJob; a TrainJob's pods haven't its training.kubeflow.org/job-name, but"
+        " trainjob.dev/job and trainjob.dev/role",
+    ),
+    "another job": (
+        {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "p"}, "spec": {}},
+        "PyTorchJob p: no TFJob or MPIJob",
+    ),
+}
+
+
+@pytest.mark.parametrize(("raw", "line"), INSIDE.values(), ids=INSIDE)
+def test_what_has_a_job_inside_is_named(raw: dict[str, Any], line: str, tmp_path: Path) -> None:
+    alone = convert(write(tmp_path, raw))
+    assert (alone.exit_code, alone.stdout) == (1, "")
+    assert line in alone.stderr
+    beside = convert(write(tmp_path, raw, build_tfjob()))
+    assert [each["kind"] for each in printed(beside)] == [raw["kind"], "TrainJob"]
+    assert line in beside.stderr
+    assert ", printed as it is" in beside.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: kubeflow.org/v1\nkind: TFJob\n{{- if .Values.on }}\nmetadata: {name: a}\n{{- end }}\n",
+        "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata:\n  name: {{ .Release.Name }}\n",
+        'apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata:\n  name: "{{ .Values.name }}"\n',
+    ],
+)
+def test_a_template_of_helm_is_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "tfjob.yaml"
+    file.write_text(text)
+    result = convert(file)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.search(r"tfjob.yaml:[34] is a template, such as Helm's, and no manifest yet", result.stderr)
 
 
 def test_standard_input_and_several_files(tmp_path: Path) -> None:

@@ -85,6 +85,112 @@ def test_what_a_trainjob_sets_is_left_out(pod: dict[str, Any], path: str, words:
     assert words in notes_on(pod=pod)[f"spec.{path}"]
 
 
+def selector(**labels: str) -> dict[str, Any]:
+    return {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+
+
+def affine(*terms: dict[str, Any]) -> dict[str, Any]:
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": list(terms)}}
+
+
+TERMS = "spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def test_selectors_of_their_labels_select_by_ours() -> None:
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    pod = {
+        "affinity": affine(
+            selector(**{"tf-replica-type": "Worker", "training.kubeflow.org/job-name": "scans", "app": "a"}),
+            selector(**{"job-name": "loader"}),  # of a batch/v1 Job
+            selector(**{"training.kubeflow.org/job-role": "master"}),
+        ),
+        "topologySpreadConstraints": [
+            {
+                **spread,
+                "labelSelector": {
+                    "matchExpressions": [
+                        {"key": "replica-type", "operator": "NotIn", "values": ["master", "ps"]},
+                        {"key": "training.kubeflow.org/operator-name", "operator": "Exists"},
+                    ]
+                },
+                "matchLabelKeys": ["training.kubeflow.org/job-name", "pod-template-hash"],
+            },
+            {**spread, "labelSelector": {"matchLabels": {"tf-replica-type": "launcher"}}},
+        ],
+    }
+    made = template_of(pod=pod)["spec"]
+    assert made["affinity"] == affine(
+        selector(**{"trainjob.dev/role": "worker", "trainjob.dev/job": "scans", "app": "a"}),
+        selector(**{"job-name": "loader"}),
+    )
+    assert made["topologySpreadConstraints"] == [
+        {
+            **spread,
+            "labelSelector": {
+                "matchExpressions": [
+                    {"key": "trainjob.dev/role", "operator": "NotIn", "values": ["chief", "ps"]},
+                    {"key": "app.kubernetes.io/managed-by", "operator": "Exists"},
+                ]
+            },
+            "matchLabelKeys": ["trainjob.dev/job", "pod-template-hash"],
+        }
+    ]
+    notes = notes_on(pod=pod)
+    assert (
+        notes[f"{TERMS}[0].labelSelector.matchLabels.tf-replica-type"] == "becomes trainjob.dev/role: worker"
+    )
+    for left_out in (
+        f"{TERMS}[2].labelSelector.matchLabels[training.kubeflow.org/job-role]",
+        "spec.topologySpreadConstraints[1].labelSelector.matchLabels.tf-replica-type",
+    ):
+        assert "left out: pods of a TrainJob have no such label" in notes[left_out]
+
+
+def of_label(label: str) -> dict[str, Any]:
+    return {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
+
+
+def test_variables_and_files_of_their_labels_have_ours() -> None:
+    container = {
+        "env": [
+            {"name": "RANK", "valueFrom": of_label("training.kubeflow.org/replica-index")},
+            {"name": "ROLE", "valueFrom": of_label("job-role")},
+            {"name": "TEAM", "valueFrom": of_label("team")},
+        ]
+    }
+    items = [{"path": "type", **of_label("tf-replica-type")}]
+    pod = {
+        "volumes": [
+            {"name": "a", "downwardAPI": {"items": items}},
+            {"name": "b", "projected": {"sources": [{"downwardAPI": {"items": items}}]}},
+        ]
+    }
+    made = template_of(container=container, pod=pod)["spec"]
+    ours = [{"path": "type", **of_label("trainjob.dev/role")}]
+    assert made["volumes"][0]["downwardAPI"]["items"] == ours
+    assert made["volumes"][1]["projected"]["sources"][0]["downwardAPI"]["items"] == ours
+    assert made["containers"][0]["env"] == [
+        {"name": "RANK", "valueFrom": of_label("trainjob.dev/index")},
+        {"name": "TEAM", "valueFrom": of_label("team")},
+    ]
+    notes = notes_on(container=container, pod=pod)
+    place = "spec.containers[0].env[0].valueFrom.fieldRef.fieldPath"
+    assert notes[place] == "becomes metadata.labels['trainjob.dev/index']"
+
+
+def test_labels_that_the_template_sets_itself_stay() -> None:
+    replicas = build_replicas(2, pod={"affinity": affine(selector(**{"replica-type": "mine"}))})
+    replicas["template"]["metadata"] = {"labels": {"replica-type": "mine"}}
+    made = spec_of(build_tfjob({"Worker": replicas}))["template"]["spec"]
+    assert made["affinity"] == affine(selector(**{"replica-type": "mine"}))
+
+
+def test_a_chief_alone_is_a_worker_to_selectors_too() -> None:
+    pod = {"affinity": affine(selector(**{"tf-replica-type": "chief"}))}
+    made = spec_of(build_tfjob({"Chief": build_replicas(pod=pod)}))["template"]["spec"]
+    assert made["affinity"] == affine(selector(**{"trainjob.dev/role": "worker"}))
+
+
 @pytest.mark.parametrize(
     ("pod", "noted"),
     [

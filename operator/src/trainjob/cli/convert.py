@@ -12,7 +12,16 @@ from trainjob.api import Document, FieldError, dump_yaml
 from trainjob.cli.documents import RefusedFile, UnreadableFile, read_objects
 from trainjob.cli.ending import ends_quietly
 from trainjob.cli.options import file_arguments
-from trainjob.convert import MPIJOB, TFJOB, Conversion, Item, describe, is_convertible, list_items
+from trainjob.convert import (
+    MPIJOB,
+    TFJOB,
+    Conversion,
+    Item,
+    describe,
+    describe_other,
+    is_convertible,
+    list_items,
+)
 from trainjob.convert import convert as convert_job
 
 
@@ -85,12 +94,13 @@ def _convert_file(file: str, claim: str | None, outcome: ConvertedFiles) -> None
     documents = read_objects(file, expected=TFJOB)
     items = [(document, item) for document in documents for item in list_items(document.raw)]
     if not any(is_convertible(item.raw) for _, item in items):
-        raise RefusedFile([f"{documents[0].source}: holds no {TFJOB} or {MPIJOB} (kubeflow.org)"])
+        others = [f"{_place(d, item)} {describe(item.raw)}: {describe_other(item.raw)}" for d, item in items]
+        raise RefusedFile([*others, f"{documents[0].source}: holds no {TFJOB} or {MPIJOB} (kubeflow.org)"])
     for document, item in items:
         if not is_convertible(item.raw):
             outcome.printed.append(Printed(dict(item.raw)))
             outcome.notes.append(
-                f"{_place(document, item)} {describe(item.raw)}: no TFJob or MPIJob, printed as it is"
+                f"{_place(document, item)} {describe(item.raw)}: {describe_other(item.raw)}, printed as it is"
             )
             continue
         conversion = convert_job(item.raw, claim=claim)

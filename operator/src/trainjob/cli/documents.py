@@ -1,5 +1,6 @@
 """The input files of commands and the YAML that commands print."""
 
+import re
 import secrets
 import sys
 from collections.abc import Iterable
@@ -119,10 +120,20 @@ def read_objects(file: str, *, expected: str = KIND) -> tuple[Document, ...]:
         UnreadableFile: there is no such file, or it can't be read.
         RefusedFile: it isn't YAML or JSON.
     """
+    content = _content(file)
+    documents, errors = tuple[Document, ...](), list[str]()
     try:
-        return read_documents(_content(file), source=_title(file), expected=expected)
+        documents = read_documents(content, source=_title(file), expected=expected)
     except InvalidTrainJob as invalid:
-        raise RefusedFile(str(error) for error in invalid.errors) from invalid
+        errors = [str(error) for error in invalid.errors]
+    # Others write `{{ }}` into valid manifests, such as Argo Workflows.
+    if template := re.search(rb"\{\{" if errors else rb"\{\{[^}]*\.(Values|Release|Chart)\.", content):
+        line = content.count(b"\n", 0, template.start()) + 1
+        how = "render it first (helm template CHART), and take the result"
+        errors = [f"{_title(file)}:{line} is a template, such as Helm's, and no manifest yet: {how}", *errors]
+    if errors:
+        raise RefusedFile(errors)
+    return documents
 
 
 def choose(documents: tuple[Document, ...], name: str | None, file: str) -> Document:

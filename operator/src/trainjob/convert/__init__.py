@@ -2,7 +2,15 @@
 
 from trainjob.convert.conversion import MPIJOB_KIND as MPIJOB
 from trainjob.convert.conversion import TFJOB_KIND as TFJOB
-from trainjob.convert.conversion import Conversion, Item, convert, describe, is_convertible, list_items
+from trainjob.convert.conversion import (
+    Conversion,
+    Item,
+    convert,
+    describe,
+    describe_other,
+    is_convertible,
+    list_items,
+)
 from trainjob.convert.notes import Note
 from trainjob.convert.pod_templates import PLACEHOLDER_CLAIM
 
@@ -15,6 +23,7 @@ __all__ = [
     "Note",
     "convert",
     "describe",
+    "describe_other",
     "is_convertible",
     "list_items",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainjob.api import API_VERSION, KIND, FieldError, InvalidTrainJob, parse_strictly
-from trainjob.api.errors import mapping_at, shown
+from trainjob.api.errors import format_path, mapping_at, shown
+from trainjob.convert.labels import JOB, ROLE, Labels, convert_labels, find_labels
 from trainjob.convert.mpijob import SPEC_FIELDS as MPI_FIELDS
 from trainjob.convert.mpijob import read_workers
 from trainjob.convert.notes import Note, Notes, Origins, Path
@@ -75,11 +77,57 @@ def list_items(raw: Mapping[str, Any]) -> tuple[Item, ...]:
     return tuple(Item({**implied, **item}, f"items[{index}]") for index, item in enumerate(items))
 
 
+_INSIDE = re.compile(r"^\s*[\"']?kind[\"']?:\s*[\"']?(TFJob|MPIJob)\b", re.MULTILINE)
+
+
+def describe_other(raw: Mapping[str, Any]) -> str:
+    """Return what an object that is no TFJob or MPIJob is, and what to do with a job inside it."""
+    found = next(_find_inside(raw, ()), None)
+    if found is not None:
+        path, kind = found
+        after = _AFTERWARDS.get(str(raw.get("kind")), "")
+        return (
+            f"holds a {kind} at {format_path(path)}, which isn't converted there: write it into a file of its"
+            f" own, convert that, and put the TrainJob in its place{after}"
+        )
+    if labels := sorted(set(find_labels(raw))):
+        return f"no TFJob or MPIJob; a TrainJob's pods haven't its {', '.join(labels)}, but {JOB} and {ROLE}"
+    return "no TFJob or MPIJob"
+
+
+_OF_WORKFLOWS = "; its successCondition is then status.state == Complete, its failureCondition == Failed"
+_AFTERWARDS = {
+    **dict.fromkeys(
+        ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow"), _OF_WORKFLOWS
+    ),
+    "Experiment": "; its conditions are then Complete and Failed, and primaryContainerName is trainer",
+}
+
+
+def _find_inside(value: object, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the jobs inside an object: as an object, or as the text of a manifest."""
+    if isinstance(value, Mapping):
+        if path and is_convertible(value):
+            yield path, str(value["kind"])
+        for key, inner in value.items():
+            yield from _find_inside(inner, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _find_inside(inner, (*path, index))
+    elif isinstance(value, str) and (text := _INSIDE.search(value)):
+        yield path, text[1]
+
+
 def describe(raw: Mapping[str, Any]) -> str:
     """Return the kind and name of an object, for messages."""
-    metadata = mapping_at(raw, "metadata")
-    words = (raw.get("kind"), metadata.get("name") or metadata.get("generateName"))
+    words = (raw.get("kind"), describe_name(raw))
     return " ".join(str(word) for word in words if word) or "an object without a kind"
+
+
+def describe_name(raw: Mapping[str, Any]) -> str:
+    """Return the name of an object, or what its name begins with."""
+    metadata = mapping_at(raw, "metadata")
+    return str(metadata.get("name") or metadata.get("generateName") or "")
 
 
 def _group(raw: Mapping[str, Any]) -> str:
@@ -183,7 +231,8 @@ def convert(original: Mapping[str, Any], *, claim: str | None = None) -> Convers
     origins = Origins(original, manifest)
     spec = original.get("spec")
     if isinstance(spec, Mapping):
-        manifest["spec"] = _convert_spec(str(original.get("kind")), spec, claim, origins, notes)
+        names = (describe_name(original), str(manifest["metadata"].get("name")))
+        manifest["spec"] = _convert_spec(str(original.get("kind")), spec, claim, names, origins, notes)
     else:
         notes.refuse(("spec",), "required" if spec is None else f"must be an object, got {shown(spec)}")
     refusals = notes.refusals or tuple(origins.trace(error) for error in _mistakes(manifest))
@@ -191,7 +240,12 @@ def convert(original: Mapping[str, Any], *, claim: str | None = None) -> Convers
 
 
 def _convert_spec(
-    kind: str, spec: Mapping[str, Any], claim: str | None, origins: Origins, notes: Notes
+    kind: str,
+    spec: Mapping[str, Any],
+    claim: str | None,
+    names: tuple[str, str],
+    origins: Origins,
+    notes: Notes,
 ) -> dict[str, Any]:
     if kind == MPIJOB_KIND:
         roles = read_workers(spec, notes)
@@ -202,6 +256,9 @@ def _convert_spec(
     policy = RunPolicy(spec, notes)
     notes.note_rest(spec, fields, ("spec",), why)
     templates = _convert_templates(roles, priority_class(policy["schedulingPolicy"], notes), notes)
+    labels = _labels(roles, *names)
+    for role, template in templates.items():
+        convert_labels(template, (*roles[role].path, "template"), labels, notes)
     output = choose_output(templates, roles, claim, notes)
     if kind != MPIJOB_KIND:
         note_success(spec.get("successPolicy"), roles, notes)
@@ -228,6 +285,17 @@ def _convert_templates(
         if priority:
             set_priority_class(template, priority)
     return templates
+
+
+def _labels(roles: Mapping[str, ReplicaSet], old_name: str, name: str) -> Labels:
+    chief_last = sorted(roles.items(), key=lambda item: item[0] == "chief")  # it may be worker 0, too
+    set_by_user = (mapping_at(each.template, "metadata", "labels") for each in roles.values())
+    return Labels(
+        old_name,
+        name,
+        {replicas.type.lower(): role for role, replicas in chief_last},
+        frozenset(key for labels in set_by_user for key in labels),
+    )
 
 
 def _convert_roles(

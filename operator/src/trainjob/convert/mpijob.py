@@ -25,69 +25,52 @@ SPEC_FIELDS = frozenset(["mpiReplicaSpecs", "slotsPerWorker", "runLauncherAsWork
 
 _SHELLS = ("sh", "bash")
 _LAUNCHERS = ("horovodrun", "mpirun", "mpiexec")
-_COUNTS = ("-np", "-n", "--np", "--num-proc")
-_EXPORTS = ("-x",)
-_TWO_VALUES = ("-mca", "--mca", "-genv", "-env")
+_COUNTS = ("np", "n", "c", "num-proc")
+_EXPORTS = ("x",)
+_TWO_VALUES = ("mca", "gmca", "genv", "env")
+# fmt: off
 _ONE_VALUE = frozenset(
     [
-        *(
-            "-H",
-            "-host",
-            "--host",
-            "-hosts",
-            "--hosts",
-            "-hostfile",
-            "--hostfile",
-            "-machinefile",
-            "--machinefile",
-        ),
-        *(
-            "-bind-to",
-            "--bind-to",
-            "-map-by",
-            "--map-by",
-            "-ppn",
-            "-wdir",
-            "--wdir",
-            "--prefix",
-            "-N",
-            "-npernode",
-        ),
-        *("-p", "--ssh-port", "-i", "--ssh-identity-file", "--network-interface", "--network-interfaces"),
-        *("--start-timeout", "--output-filename", "--min-np", "--max-np", "--host-discovery-script"),
-        *(
-            "--slots-per-host",
-            "--log-level",
-            "--timeline-filename",
-            "--fusion-threshold-mb",
-            "--cycle-time-ms",
-        ),
-        *("--cache-capacity", "--mpi-args"),
+        *("H", "host", "hosts", "hostfile", "machinefile", "f", "app", "am", "tune", "configfile"),
+        *("rf", "rankfile", "cpu-set", "cpu-list", "cpus-per-proc", "cpus-per-rank", "bind-to"),
+        *("map-by", "rank-by", "membind", "ppn", "perhost", "N", "npernode", "npersocket", "wd"),
+        *("wdir", "path", "prefix", "stdin", "timeout", "tmpdir", "xterm", "output", "output-filename"),
+        *("output-file", "outfile-pattern", "errfile-pattern", "display", "runtime-options"),
+        *("personality", "launch-agent", "forward-signals", "preload-files", "report-pid"),
+        *("report-uri", "max-restarts", "iface", "launcher", "launcher-exec", "bootstrap"),
+        *("bootstrap-exec", "rmk", "genvlist", "envlist", "usize", "order-nodes", "localhost", "p"),
+        *("ssh-port", "i", "ssh-identity-file", "network-interface", "network-interfaces"),
+        *("start-timeout", "min-np", "max-np", "min-num-proc", "max-num-proc", "host-discovery-script"),
+        *("slots", "slots-per-host", "elastic-timeout", "reset-limit", "log-level"),
+        *("timeline-filename", "fusion-threshold-mb", "cycle-time-ms", "cache-capacity", "config-file"),
+        *("mpi-args", "binding-args", "num-nccl-streams", "thread-affinity", "gloo-timeout-seconds"),
+        *("autotune-log-file", "autotune-warmup-samples", "autotune-steps-per-sample"),
+        *("autotune-bayes-opt-max-samples", "autotune-gaussian-process-noise"),
+        *("stall-check-warning-time-seconds", "stall-check-shutdown-time-seconds"),
     ]
 )
 _NO_VALUE = frozenset(
     [
-        *(
-            "--allow-run-as-root",
-            "--oversubscribe",
-            "-oversubscribe",
-            "--tag-output",
-            "-tag-output",
-            "-pernode",
-        ),
-        *(
-            "--verbose",
-            "-v",
-            "--gloo",
-            "--mpi",
-            "--use-gloo",
-            "--use-mpi",
-            "--disable-cache",
-            "--report-bindings",
-        ),
+        *("allow-run-as-root", "oversubscribe", "nooversubscribe", "nolocal", "noprefix", "pernode"),
+        *("bynode", "byslot", "bycore", "bysocket", "bind-to-core", "bind-to-socket", "bind-to-none"),
+        *("use-hwthread-cpus", "tag-output", "timestamp-output", "l", "prepend-rank"),
+        *("merge-stderr-to-stdout", "display-map", "display-allocation", "display-devel-map"),
+        *("display-topo", "report-bindings", "report-child-jobs-separately", "print-rank-map"),
+        *("print-all-exitcodes", "show-progress", "index-argv-by-rank", "leave-session-attached"),
+        *("debug-daemons", "debug-devel", "d", "get-stack-traces", "do-not-launch", "preload-binary"),
+        *("s", "enable-recovery", "disable-recovery", "continuous", "disable-auto-cleanup"),
+        *("disable-hostname-propagation", "hetero-nodes", "genvall", "genvnone", "envall", "envnone"),
+        *("v", "V", "verbose", "q", "quiet", "info", "gloo", "mpi", "jsrun", "use-gloo", "use-mpi"),
+        *("tcp", "disable-cache", "hierarchical-allreduce", "no-hierarchical-allreduce"),
+        *("hierarchical-allgather", "no-hierarchical-allgather", "autotune", "no-autotune"),
+        *("timeline-mark-cycles", "no-timeline-mark-cycles", "stall-check", "no-stall-check"),
+        *("mpi-threads-disable", "no-mpi-threads-disable", "log-hide-timestamp"),
+        *("no-log-hide-timestamp", "log-with-timestamp", "prefix-output-with-timestamp"),
     ]
 )
-_ELASTIC = ("--min-np", "--max-np", "--host-discovery-script")
+# fmt: on
+"""The options of Open MPI, MPICH (Hydra) and horovodrun, which take one or two dashes alike."""
+_ELASTIC = ("min-np", "max-np", "min-num-proc", "max-num-proc", "host-discovery-script")
 
 
 @dataclass
@@ -122,7 +105,8 @@ def read_launch(words: Sequence[str]) -> Launch:
         if option == "--":
             break
         name, has_value, value = option.partition("=")
-        values = [value] if has_value else [rest.pop(0) for _ in range(_values_of(name)) if rest]
+        plain = name.lstrip("-")
+        values = [value] if has_value else [rest.pop(0) for _ in range(_values_of(plain, name)) if rest]
         _apply(launch, name, values)
     if not rest:
         raise UnreadableLaunch("names no program after its options")
@@ -142,23 +126,24 @@ def _without_shell(words: list[str]) -> list[str]:
     return words
 
 
-def _values_of(option: str) -> int:
-    if option in (*_COUNTS, *_EXPORTS) or option in _ONE_VALUE:
+def _values_of(name: str, option: str) -> int:
+    if name in (*_COUNTS, *_EXPORTS) or name in _ONE_VALUE:
         return 1
-    if option in _TWO_VALUES:
+    if name in _TWO_VALUES:
         return 2
-    if option in _NO_VALUE:
+    if name in _NO_VALUE:
         return 0
     raise UnreadableLaunch(f"has the option {option}, of which it isn't known here where its value ends")
 
 
 def _apply(launch: Launch, name: str, values: list[str]) -> None:
-    if name in _COUNTS and values and values[0].isdecimal():
+    plain = name.lstrip("-")
+    if plain in _COUNTS and values and values[0].isdecimal():
         launch.count = int(values[0])
-    elif name in _EXPORTS and values:
+    elif plain in _EXPORTS and values:
         variable, has_value, value = values[0].partition("=")
         launch.env[variable] = value if has_value else None
-    elif name in ("-genv", "-env") and len(values) == 2:
+    elif plain in ("genv", "env") and len(values) == 2:
         launch.env[values[0]] = values[1]
     else:
         launch.options.append(" ".join([name, *values]))
@@ -204,7 +189,7 @@ def _note_launcher(launch: Launch, where: Path, notes: Notes) -> None:
     )
     if launch.options:
         notes.note(where, f"left out: {', '.join(launch.options)}; ranks and rendezvous come from the job")
-    if any(option.startswith(_ELASTIC) for option in launch.options):
+    if any(option.lstrip("-").startswith(_ELASTIC) for option in launch.options):
         notes.note(
             where,
             "elastic Horovod becomes restarts in place: the script resumes from its own checkpoint, and"
