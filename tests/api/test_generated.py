@@ -54,6 +54,8 @@ def test_examples_in_messages_are_yaml(model: type[Part]) -> None:
         ({"spec.template.spec.containers[0].image": "b"}, True),
         ({"spec.template.spec.containers": [{}]}, False),
         ({"spec.worker.nodeSelector": {"pool": "gpu"}}, True),
+        ({"metadata": {"generateName": "digits-"}}, True),
+        ({"metadata": {"namespace": "lab"}}, False),
     ],
 )
 def test_editors_see_what_is_wrong(changes: dict[str, Any], is_good: bool) -> None:

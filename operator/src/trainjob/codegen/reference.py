@@ -37,8 +37,11 @@ def editor_schema() -> Schema:
     fields["kind"] = {"const": KIND}
     fields["metadata"] = {
         "type": "object",
-        "required": ["name"],
-        "properties": {"name": {"type": "string", "pattern": NAME_FORM, "maxLength": 45}},
+        "anyOf": [{"required": ["name"]}, {"required": ["generateName"]}],
+        "properties": {
+            "name": {"type": "string", "pattern": NAME_FORM, "maxLength": 45},
+            "generateName": {"type": "string", "pattern": "^[a-z][-a-z0-9]*$", "maxLength": 40},
+        },
     }
     schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": KIND, **schema}
