@@ -141,7 +141,10 @@ def test_other_objects_are_printed_as_they_are(tmp_path: Path) -> None:
     result = convert(file)
     assert printed(result)[0] == other
     assert yaml.safe_load(result.stdout.split("---\n")[1]) == other
-    assert f"{file}:1 ConfigMap settings: no TFJob or MPIJob, printed as it is" in result.stderr.splitlines()
+    assert (
+        f"{file}:1 ConfigMap settings: no TFJob or MPIJob of kubeflow.org, printed as it is"
+        in result.stderr.splitlines()
+    )
 
 
 INSIDE: dict[str, tuple[dict[str, Any], str]] = {
@@ -178,12 +181,12 @@ INSIDE: dict[str, tuple[dict[str, Any], str]] = {
             "metadata": {"name": "board"},
             "spec": {"selector": {"training.kubeflow.org/job-name": "scans"}},
         },
-        "Service board: no TFJob or MPIJob; a TrainJob's pods haven't its training.kubeflow.org/job-name, but"
-        " trainjob.dev/job and trainjob.dev/role",
+        "Service board: no TFJob or MPIJob of kubeflow.org; a TrainJob's pods haven't its"
+        " training.kubeflow.org/job-name, but trainjob.dev/job and trainjob.dev/role",
     ),
     "another job": (
         {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "p"}, "spec": {}},
-        "PyTorchJob p: no TFJob or MPIJob",
+        "PyTorchJob p: no TFJob or MPIJob of kubeflow.org",
     ),
 }
 
@@ -256,7 +259,7 @@ def test_a_name_can_not_break_out_of_its_comment(tmp_path: Path) -> None:
 def test_a_file_without_a_tfjob(content: dict[str, Any], tmp_path: Path) -> None:
     result = convert(write(tmp_path, content))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "holds no TFJob" in result.stderr
+    assert "no TFJob or MPIJob of kubeflow.org" in result.stderr
 
 
 @pytest.mark.parametrize(("text", "code"), [("a: [", 1), ("", 1), (None, 2)])

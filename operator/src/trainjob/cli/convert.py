@@ -13,7 +13,6 @@ from trainjob.cli.documents import RefusedFile, UnreadableFile, read_objects
 from trainjob.cli.ending import ends_quietly
 from trainjob.cli.options import file_arguments
 from trainjob.convert import (
-    MPIJOB,
     TFJOB,
     Conversion,
     Item,
@@ -94,8 +93,7 @@ def _convert_file(file: str, claim: str | None, outcome: ConvertedFiles) -> None
     documents = read_objects(file, expected=TFJOB)
     items = [(document, item) for document in documents for item in list_items(document.raw)]
     if not any(is_convertible(item.raw) for _, item in items):
-        others = [f"{_place(d, item)} {describe(item.raw)}: {describe_other(item.raw)}" for d, item in items]
-        raise RefusedFile([*others, f"{documents[0].source}: holds no {TFJOB} or {MPIJOB} (kubeflow.org)"])
+        raise RefusedFile(f"{_place(d, i)} {describe(i.raw)}: {describe_other(i.raw)}" for d, i in items)
     for document, item in items:
         if not is_convertible(item.raw):
             outcome.printed.append(Printed(dict(item.raw)))

@@ -1,6 +1,5 @@
 """Conversion of a Kubeflow TFJob or MPIJob to a TrainJob, with a note on all that isn't carried over."""
 
-from trainjob.convert.conversion import MPIJOB_KIND as MPIJOB
 from trainjob.convert.conversion import TFJOB_KIND as TFJOB
 from trainjob.convert.conversion import (
     Conversion,
@@ -15,7 +14,6 @@ from trainjob.convert.notes import Note
 from trainjob.convert.pod_templates import PLACEHOLDER_CLAIM
 
 __all__ = [
-    "MPIJOB",
     "PLACEHOLDER_CLAIM",
     "TFJOB",
     "Conversion",

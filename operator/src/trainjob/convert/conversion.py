@@ -91,10 +91,11 @@ def describe_other(raw: Mapping[str, Any]) -> str:
             f" own, convert that, and put the TrainJob in its place{after}"
         )
     if labels := sorted(set(find_labels(raw))):
-        return f"no TFJob or MPIJob; a TrainJob's pods haven't its {', '.join(labels)}, but {JOB} and {ROLE}"
-    return "no TFJob or MPIJob"
+        return f"{_NO_JOB}; a TrainJob's pods haven't its {', '.join(labels)}, but {JOB} and {ROLE}"
+    return _NO_JOB
 
 
+_NO_JOB = f"no {TFJOB_KIND} or {MPIJOB_KIND} of {GROUP}"
 _OF_WORKFLOWS = "; its successCondition is then status.state == Complete, its failureCondition == Failed"
 _AFTERWARDS = {
     **dict.fromkeys(
