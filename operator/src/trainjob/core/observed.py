@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, TrainJobStatus, parse
 from trainjob.api.errors import value_at
@@ -299,11 +299,12 @@ class Observed:
         """
         if self.parsed is None or not self.settings.bundle.digest:
             return ""
-        # Without defaults: those of fields that a later version adds change nothing.
-        spec = self.parsed.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        spec, worker = _fields_of(self.parsed.spec), _fields_of(self.parsed.spec.worker)
         fixed = {name: value for name, value in spec.items() if name not in MUTABLE_IN_SPEC}
-        worker = {k: v for k, v in spec.get("worker", {}).items() if k not in MUTABLE_IN_WORKER}
-        text = json.dumps({**fixed, "worker": worker}, sort_keys=True)
+        fixed["worker"] = {name: value for name, value in worker.items() if name not in MUTABLE_IN_WORKER}
+        text = json.dumps(
+            fixed, sort_keys=True, default=_fields_of
+        )  # pydantic's own isn't for deep templates
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
@@ -441,6 +442,15 @@ class Observed:
         """Return whether each of these replicas has a current pod that runs or has succeeded."""
         good = {p.replica for p in self.training_pods if p.state in (PodState.RUNNING, PodState.SUCCEEDED)}
         return all(replica in good for replica in replicas)
+
+
+def _fields_of(part: BaseModel) -> dict[str, Any]:
+    """Return the fields without their defaults: those that a later version adds change no digest."""
+    return {
+        field.alias or name: value
+        for name, field in type(part).model_fields.items()
+        if (value := getattr(part, name)) != field.get_default(call_default_factory=True)
+    }
 
 
 def read_observed(
