@@ -39,6 +39,25 @@ def test_a_report_of_the_trainer_is_read(tmp_path: Path) -> None:
     assert (watch.look(), watch.age) == (False, 0.0)  # another file with the same words is a sign of life
 
 
+def test_a_pause_ends_with_another_step_or_state(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "progress.json"
+    watch = ProgressWatch(path, clock=clock)
+    watch.begin()
+    pauses = []
+    for report in (
+        {"state": "starting"},
+        {"state": "training", "step": 0},
+        {"state": "training", "step": 0, "time": 1},
+    ):
+        clock.now += 10
+        replace(path, json.dumps(report))
+        watch.look()
+        pauses.append(watch.pause)
+    assert pauses == [0.0, 0.0, 10.0]
+    watch.begin()
+    assert watch.pause == 0.0
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"step": 5}', '{"state": 5}', "\x00", "[" * 100_000])
 def test_a_malformed_report_leaves_the_one_before(tmp_path: Path, text: str) -> None:
     path = tmp_path / "progress.json"

@@ -27,6 +27,7 @@ class FakeChild:
         self.exit: ChildExit | None = None
         self.report: Mapping[str, Any] | None = None
         self.report_age: float | None = None
+        self.log_line = ""
         self.is_stopped = False
         self.starts: list[Mapping[str, str]] = []
         self.stops: list[float] = []
@@ -334,6 +335,8 @@ async def test_a_change_of_the_report_is_sent_at_once() -> None:
     case.child.reports(state="saving", step=2, checkpointStep=2)
     reported = [m["report"] and m["report"]["state"] for m in case.sent]
     assert reported == [None, "training", "saving", "saving"]
+    case.child.log_line = "connecting to 10.0.0.1:2222"
+    assert case.agent.beat()["report"]["logLine"] == "connecting to 10.0.0.1:2222"
 
 
 async def test_a_message_of_a_later_version_is_ignored() -> None:

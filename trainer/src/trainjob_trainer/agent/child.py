@@ -139,6 +139,8 @@ _LOOK_SECONDS = 0.25
 _CLOSE_SECONDS = 5.0
 _CLOSE_LOOKS = 250
 _SECONDS_WITHOUT_STEP = 15.0
+_LONG_PAUSE = 60.0
+_LONGEST_LINE = 200
 _NOT_PASSED_ON = ("TRAINJOB_AGENT", "TRAINJOB_PID")
 
 
@@ -229,6 +231,14 @@ class Child:
     def report_age(self) -> float | None:
         """Return the seconds since the progress file was last replaced."""
         return self._progress.age
+
+    @property
+    def log_line(self) -> str:
+        """Return the last line of its log once it has taken no step for a minute, else an empty text."""
+        if self._run is None or self._run.log is None or self._progress.pause < _LONG_PAUSE:
+            return ""
+        lines = (line.strip() for line in reversed(self._run.log.tail.splitlines()))
+        return next(filter(None, lines), "")[:_LONGEST_LINE]
 
     @property
     def is_stopped(self) -> bool:

@@ -112,12 +112,14 @@ class ReplicaAgent:
 
     def beat(self) -> dict[str, Any]:
         """Return the heartbeat message."""
-        waits = {"waitingForStorage": self._waits_for} if self._waits_for else {}
+        more = {"waitingForStorage": self._waits_for} if self._waits_for else {}
+        if self.child.report is not None and (line := self.child.log_line):
+            more["logLine"] = line
         return {
             "type": "beat",
             "child": self.state,
             "attempt": self.attempt,
-            "report": readable_report({**(self.child.report or {}), **waits} or None),
+            "report": readable_report({**(self.child.report or {}), **more} or None),
             "beatAge": self.child.report_age,
             "stopped": self.child.is_stopped,
         }

@@ -33,7 +33,13 @@ class ProgressWatch:
         self._seen: tuple[int, ...] | None = None
         self._replaced_at: float | None = None
         self._first_step: Any = None
+        self._moved_at = clock()
         self.report: Mapping[str, Any] | None = None
+
+    @property
+    def pause(self) -> float:
+        """Return the seconds since the process has reported another step or state, or has begun."""
+        return self._clock() - self._moved_at
 
     @property
     def has_stepped(self) -> bool:
@@ -51,6 +57,7 @@ class ProgressWatch:
             with contextlib.suppress(OSError):
                 path.unlink()
         self.report, self._replaced_at, self._first_step = None, None, None
+        self._moved_at = self._clock()
         self._seen = version_of(self._path)  # a file that could not be removed is not this process's
 
     def look(self) -> bool:
@@ -63,7 +70,9 @@ class ProgressWatch:
         report = self._read()
         if report is None or report == self.report:
             return False
-        self.report = report
+        before, self.report = self.report or {}, report
+        if any(before.get(key) != report.get(key) for key in ("state", "step")):
+            self._moved_at = self._clock()
         if self._first_step is None:
             self._first_step = report.get("step")
         return True
