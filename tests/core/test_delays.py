@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from trainjob.core.delays import refusal_delay, restart_delay
+from trainjob.core.delays import refusal_delay, restart_delay, start_delay
 from trainjob.core.observed import Refusal
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -15,6 +15,11 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 )
 def test_between_restarts(failures: int, seconds: int) -> None:
     assert restart_delay(failures) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 10), (2, 20), (5, 160), (6, 320), (7, 360), (99, 360)])
+def test_between_starts_of_a_pod_as_batch_v1_waits(failures: int, seconds: int) -> None:
+    assert start_delay(failures) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(("refusals", "seconds"), [(1, 5), (2, 10), (3, 20), (4, 40), (5, 60), (1000, 60)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.world.jobs import build_plain_job
+from support.world.jobs import build_job, build_plain_job
 from trainjob.core.exits import meaning_of
 from trainjob.core.failure import Failure, first_failure
 from trainjob.core.names import Replica
@@ -80,6 +80,97 @@ def test_a_pod_that_never_ran_says_so() -> None:
     failure = failure_of(pod(0), never)
     assert failure is not None
     assert failure.sentence == "worker 1 failed before its training began (init container failed)"
+
+
+RUNC = "failed to create containerd task: runc create failed: unable to start container process: "
+NO_PYTHON = f'{RUNC}error during container init: exec: "python3": executable file not found in $PATH: unknown'
+
+
+def init(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
+    ended = {"exitCode": code, "reason": reason, "message": message}
+    return {"phase": "Failed", "initContainerStatuses": [{"name": "fetch", "state": {"terminated": ended}}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "counted"),
+    [
+        (
+            init(1, message="connecting\npermission denied\n"),
+            "failed in its init container fetch (exit code 1: permission denied)",
+            True,
+        ),
+        (init(137, "OOMKilled"), "failed in its init container fetch (OOMKilled, exit code 137)", True),
+        (
+            init(128, "StartError", f'{RUNC}exec: "get": executable file not found in $PATH: unknown'),
+            'failed in its init container fetch (StartError, exit code 128: exec: "get": '
+            "executable file not found in $PATH)",
+            True,
+        ),
+        (
+            init(137, "ContainerStatusUnknown", "The container could not be located"),
+            "failed in its init container fetch "
+            "(ContainerStatusUnknown, exit code 137: The container could not be located)",
+            False,
+        ),
+        (
+            {**init(143), "reason": "Evicted", "message": "The node was low on resource: memory."},
+            "was removed by the cluster (Evicted: The node was low on resource: memory.)",
+            False,
+        ),
+        (
+            {"phase": "Failed", "reason": "SysctlForbidden", "message": "forbidden sysctl"},
+            "failed before its training began (SysctlForbidden: forbidden sysctl)",
+            True,
+        ),
+        (
+            {**init(143), "reason": "DeadlineExceeded"},
+            "ran longer than its pod's activeDeadlineSeconds (DeadlineExceeded)",
+            True,
+        ),
+    ],
+)
+def test_what_fails_before_training(status: dict[str, Any], told: str, counted: bool) -> None:
+    failure = failure_of(pod(0), {**pod(1), "status": status})
+    assert failure is not None
+    assert (failure.sentence, failure.cause.counted) == (f"worker 1 {told}", counted)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"phase": "Failed", "reason": "DeadlineExceeded"}, "DeadlineExceeded"),
+        ({"phase": "Running", "startTime": NOW.isoformat()}, "DeadlineExceeded"),  # the kubelet says it later
+        ({"phase": "Running", "startTime": (NOW + timedelta(seconds=1)).isoformat()}, "Killed"),
+    ],
+)
+def test_a_deadline_of_the_pod_is_named_and_not_the_signal(status: dict[str, str], reason: str) -> None:
+    overdue = pod(1, ended=5, exitCode=143, reason="Error")
+    overdue["status"] |= status
+    failure = failure_of(pod(0), {**overdue, "spec": {"activeDeadlineSeconds": 5}})
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == (reason, 143)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message", "is_told"),
+    [
+        ("InPlace", NO_PYTHON, True),
+        ("InPlace", NO_PYTHON.replace("python3", "/opt/bin/python3.11"), True),
+        ("InPlace", NO_PYTHON.replace("python3", "/train.sh"), False),
+        ("InPlace", "executable file `python3` not found in $PATH: No such file or directory", True),  # CRI-O
+        ("Recreate", NO_PYTHON, False),
+    ],
+)
+def test_an_image_without_python_says_what_needs_it(strategy: str, message: str, is_told: bool) -> None:
+    job = build_job(uid="u", restartStrategy=strategy)
+    ended = pod(1, ended=0, exitCode=128, reason="StartError", message=message)
+    failure = first_failure(read_observed(job=job, pods=[pod(0), ended]), SEATS, NOW)
+    assert failure is not None
+    assert ("(3.9 or later)" in failure.sentence, "restartStrategy: Recreate" in failure.sentence) == (
+        is_told,
+        is_told,
+    )
+    assert "container init" not in failure.sentence
 
 
 @pytest.mark.parametrize(

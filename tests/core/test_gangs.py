@@ -152,10 +152,10 @@ async def test_a_gang_that_gets_no_nodes_says_so_and_never_yields(reason: str) -
     await world.pass_time(3600)
     assert world.status.message == "waiting for nodes for 2 replicas at once: 0/3 nodes are available"
     assert (world.status.state, world.status.attempt, len(world.pods)) == ("Pending", 1, 2)
-    world.each(lambda pod: world.cluster.hold_pod(pod, "ImagePullBackOff", "no such image"))
+    world.cluster.hold_pod(world.pod("worker", 0), "ImagePullBackOff", "no such image")
     await world.pass_time(59)
     assert world.status.state == "Pending"
-    await world.pass_time(2)  # now it holds its nodes
+    await world.pass_time(2)  # now it holds a node, and another job may wait for that
     assert (world.status.state, world.status.attempt) == ("Restarting", 2)
 
 

@@ -480,14 +480,14 @@ async def test_workers_that_cannot_all_start_in_time_yield_and_try_again() -> No
     await world.settle()
     first = names_of(world)
     world.cluster.run_pod(world.pod("worker", 0))
-    world.cluster.hold_pod(world.pod("worker", 1), "ImagePullBackOff", "no such image")
+    world.cluster.hold_pod(world.pod("worker", 1), "Unschedulable", "no room")
     agents.tell()
     await world.pass_time(59)
     assert names_of(world) == first
     await world.pass_time(1)
     assert world.status.message is not None
     assert world.status.message.startswith(
-        "worker 1 can't start: ImagePullBackOff: no such image;"
+        "worker 1 can't start: Unschedulable: no room;"
         " yielded after 60 s (spec.startTimeoutSeconds), trying again within a minute"
     )
     assert is_true(world.status, "Restarting")

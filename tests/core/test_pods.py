@@ -67,6 +67,65 @@ def test_what_keeps_a_pod_from_running(status: dict[str, Any], waiting: tuple[st
     assert read.waiting == waiting
 
 
+SIDECAR = {"initContainers": [{"name": "mesh", "restartPolicy": "Always"}, {"name": "fetch"}]}
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+RUNS = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+SINCE = "has been running since 2026-01-01T00:00:00Z"
+NO_IMAGE = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+
+
+def ended(code: int, **how: str) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed", **how}}
+
+
+STARTED = {"name": "mesh", "state": RUNS, "started": True}
+
+
+@pytest.mark.parametrize(
+    ("init", "waiting", "activity"),
+    [
+        (
+            [{"name": "fetch", "state": NO_IMAGE}],
+            ("ImagePullBackOff", "init container fetch: no such image"),
+            "",
+        ),
+        ([STARTED, {"name": "fetch", "state": RUNS}], None, f"init container fetch {SINCE}"),
+        ([{"name": "fetch", "state": ended(0)}], None, ""),
+        (
+            [{"name": "mesh", "state": RUNS, "started": False}],
+            None,
+            f"init container mesh {SINCE} and hasn't passed its startup probe",
+        ),
+        (
+            [{"name": "mesh", "state": BACK_OFF, "lastState": ended(3, message="a\nno certificate\n")}],
+            ("CrashLoopBackOff", "init container mesh ended with exit code 3: no certificate"),
+            "",
+        ),
+        (
+            [{"name": "mesh", "state": BACK_OFF, "lastState": ended(137, reason="OOMKilled")}],
+            ("CrashLoopBackOff", "init container mesh ended with OOMKilled, exit code 137"),
+            "",
+        ),
+        ([STARTED, {"name": "fetch", "state": {"waiting": {"reason": "PodInitializing"}}}], None, ""),
+    ],
+)
+def test_what_runs_before_the_training_container(
+    init: list[dict[str, Any]], waiting: tuple[str, str] | None, activity: str
+) -> None:
+    manifest = pod(container({"waiting": {"reason": "PodInitializing"}}, initContainerStatuses=init))
+    read = read_pod({**manifest, "spec": SIDECAR})
+    assert read is not None
+    assert (read.waiting, read.activity, read.failed_at_start) == (waiting, activity, False)
+
+
+def test_a_sidecar_that_ends_with_the_pod_has_not_failed_it() -> None:
+    init = [{"name": "mesh", "state": ended(143)}, {"name": "fetch", "state": ended(1)}]
+    read = read_pod({**pod({"phase": "Failed", "initContainerStatuses": init}), "spec": SIDECAR})
+    assert read is not None
+    assert read.init_failure is not None
+    assert (read.init_failure.name, read.failed_at_start) == ("fetch", True)
+
+
 @pytest.mark.parametrize(
     ("status", "reason"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from support.kube.apiserver import FakeApiServer
 from support.kube.kube_cluster import open_client, running, until
 from support.kube.responses import failing
 from support.world.jobs import build_job
-from trainjob.cluster.kube.events import MOST_WAITING, TRIES, EventSender
+from trainjob.cluster.kube.events import MOST_WAITING, TRIES, EventSender, PodEvents
+from trainjob.core.names import JobKey
 
 
 class Told:
@@ -123,3 +124,45 @@ async def test_a_storm_in_one_namespace_neither_costs_nor_delays_anothers_events
         async with running(told.sender.run()):
             await until(lambda: len(told.counts()) == MOST_WAITING + 1)
     assert sent.index("heard") == 1
+
+
+def event_about(uid: str, reason: str, at: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{uid}.{reason}", "namespace": "default"},
+        "involvedObject": {"uid": uid},
+        "reason": reason,
+        "lastTimestamp": at,
+    }
+
+
+def pod_placed_at(at: str) -> dict[str, Any]:
+    labels = {"role": "worker", "index": "0", "incarnation": "1"}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
+    return {
+        "metadata": {"name": "w", "uid": "u", "labels": {f"trainjob.dev/{k}": v for k, v in labels.items()}},
+        "status": {"phase": "Pending", "conditions": [scheduled]},
+    }
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_events_are_read_about_slow_pods_alone_and_seldom(allowed: bool) -> None:
+    now = [datetime(2026, 1, 1, 0, 0, 29, tzinfo=UTC)]
+    key, pod = JobKey("default", "digits"), pod_placed_at("2026-01-01T00:00:00Z")
+    async with FakeApiServer().serve() as server, open_client(server.url) as api:
+        if not allowed:
+            server.fault = lambda seen: failing(403, "Forbidden") if seen.kind == "Event" else None
+        server.put(event_about("u", "FailedMount", "2026-01-01T00:00:20Z"))
+        server.put(event_about("u", "Scheduled", "2026-01-01T00:00:00Z"))
+        events = PodEvents(api, lambda: now[0])
+        assert await events.of(key, [pod]) == {}
+        assert server.seen == []
+        now[0] += timedelta(seconds=1)
+        for seconds, requests in ((0, 1), (14, 1), (1, 2)):
+            now[0] += timedelta(seconds=seconds)
+            found = {name: event["reason"] for name, event in (await events.of(key, [pod])).items()}
+            assert found == ({"w": "FailedMount"} if allowed else {})
+            assert len(server.seen) == requests
+        assert server.seen[0].query["fieldSelector"] == "involvedObject.uid=u"
+        assert await events.of(key, []) == {}

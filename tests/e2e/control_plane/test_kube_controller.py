@@ -245,6 +245,9 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
         access, namespace, kubelet=kubelet, on_call=calls.append, timeouts=timeouts
     ) as kube:
         await admin.create(TRAINJOBS, build_job(namespace=namespace, output={"claim": {"size": "1Gi"}}))
+        async with asyncio.timeout(GUARD_SECONDS):
+            while ("", "events", "list") not in made():
+                await place_pods(admin, namespace)
         async with running(kubelet.run()):
             await reach(admin, namespace, {"digits": "Complete"})
         await provoke(kube, namespace)
@@ -257,6 +260,15 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
                     await asyncio.sleep(0.05)
     assert made() == expected
     assert 403 not in {call.code for call in calls}
+
+
+async def place_pods(admin: ApiClient, namespace: str) -> None:
+    """Give the pods nodes, long ago, on which they don't start."""
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"}
+    for pod in (await admin.list(PODS, namespace))["items"]:
+        status = {"status": {"conditions": [placed]}}
+        await admin.patch(PODS, namespace, pod["metadata"]["name"], status, subresource="status")
+    await asyncio.sleep(0.1)
 
 
 async def provoke(kube: KubeCluster, namespace: str) -> None:

@@ -15,7 +15,7 @@ from testbed.errors import TestbedError
 from testbed.waiting import until
 
 from support.kube import faults
-from support.kube.faults import faulty_job, sight
+from support.kube.faults import faulty_job, sight, with_init
 from support.kube.real_pods import touch, wait_for
 
 PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
@@ -30,6 +30,11 @@ LITTLE_MEMORY = {"resources": {"requests": {"cpu": "20m", "memory": "32Mi"}, "li
 GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 NO_IMAGE = {"image": "registry.invalid/nothing:1"}
 SYNTAX_ERROR = {"command": ["python", "-c", "def train(:\n    pass"]}
+NO_PYTHON = {"command": ["/train.sh"], "env": [{"name": "PATH", "value": "/nowhere"}]}
+NO_VOLUME = {"volumes": [{"name": "data", "configMap": {"name": "nothing"}}]}
+NO_CERTIFICATE = with_init(
+    "echo no certificate; exit 3", restartPolicy="Always", startupProbe={"exec": {"command": ["false"]}}
+)
 WITHOUT_GROUP = {"securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}}
 
 # What happens at once, without anybody's help.
@@ -39,6 +44,19 @@ STILLBORN = (
     faulty_job("unwritable", faults.UNWRITABLE, workers=1, claim="unwritable", pod=WITHOUT_GROUP),
     faulty_job("syntax-error", "", workers=1, container=SYNTAX_ERROR),
     faulty_job("misconfigured", faults.MISCONFIGURED, workers=1),
+    faulty_job("init-fails", "", workers=1, pod=with_init("echo permission denied; exit 1"), maxRestarts=0),
+    faulty_job("init-slow", "", workers=1, pod=with_init("sleep 600"), startTimeoutSeconds=5),
+    faulty_job("init-image", "", workers=1, pod=with_init("true", **NO_IMAGE)),
+    faulty_job("sidecar-fails", "", workers=1, pod=NO_CERTIFICATE),
+    faulty_job(
+        "no-volume",
+        "",
+        workers=1,
+        pod=NO_VOLUME,
+        container={"volumeMounts": [{"name": "data", "mountPath": "/data"}]},
+    ),
+    faulty_job("no-python", "", workers=1, container=NO_PYTHON),
+    faulty_job("overdue", faults.HEALTHY, workers=1, pod={"activeDeadlineSeconds": 5}, maxRestarts=0),
 )
 # What happens to worker 1 of a job that trains.
 STRUCK = (
@@ -146,6 +164,53 @@ Running=False InvalidConfiguration
 FailureTarget=True InvalidConfiguration
 Failed=True InvalidConfiguration
 first failure: worker-0, InvalidConfiguration, exitCode 80
+event: Failed
+""",
+    "init-fails": """
+STATE Failed  WORKERS 0/1  RESTARTS 0
+worker 0 on node <node> failed in its init container fetch (exit code 1: permission denied); no restarts are allowed (maxRestarts: 0)
+Running=False InitContainerFailed
+FailureTarget=True InitContainerFailed
+Failed=True InitContainerFailed
+first failure: worker-0, InitContainerFailed, exitCode 1
+event: Failed
+""",
+    "init-slow": """
+STATE Pending  WORKERS 0/1  RESTARTS 0
+worker 0 hasn't started yet: init container fetch has been running since <time>
+Running=False SlowStart
+""",
+    "init-image": """
+STATE Pending  WORKERS 0/1  RESTARTS 0
+worker 0 can't start: ImagePullBackOff: init container fetch: Back-off pulling image "registry.invalid/nothing:1": ErrImagePull: …
+Running=False ImagePullBackOff
+""",
+    "sidecar-fails": """
+STATE Pending  WORKERS 0/1  RESTARTS 0
+worker 0 can't start: CrashLoopBackOff: init container fetch ended with exit code 3: no certificate
+Running=False CrashLoopBackOff
+""",
+    "no-volume": """
+STATE Pending  WORKERS 0/1  RESTARTS 0
+worker 0 hasn't started yet: FailedMount: MountVolume.SetUp failed for volume "data" : configmap "nothing" not found
+Running=False SlowStart
+""",
+    "no-python": """
+STATE Failed  WORKERS 0/1  RESTARTS 0
+worker 0 on node <node> can't be started (exec: "python3": executable file not found in $PATH): the agent, which starts the command, needs python3 (3.9 or later) in the image; for an image without Python set spec.restartStrategy: Recreate; a restart can't fix that
+Running=False StartError
+FailureTarget=True StartError
+Failed=True StartError
+first failure: worker-0, StartError, exitCode 128
+event: Failed
+""",
+    "overdue": """
+STATE Failed  WORKERS 0/1  STEP 40  RESTARTS 0
+worker 0 on node <node> ran longer than its pod's activeDeadlineSeconds (DeadlineExceeded) at step 40; no restarts are allowed (maxRestarts: 0); resumable from step 30
+Running=False DeadlineExceeded
+FailureTarget=True DeadlineExceeded
+Failed=True DeadlineExceeded
+first failure: worker-0, DeadlineExceeded, exitCode 143, step 40
 event: Failed
 """,
 }

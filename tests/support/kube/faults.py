@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from testbed import images
 from testbed.claims import NodeCluster
 
 from support.kube.real_pods import script_job
@@ -88,6 +89,18 @@ def faulty_job(
     return job
 
 
+def with_init(script: str, **container: Any) -> dict[str, Any]:
+    """Return fields of pods whose init container `fetch` runs this shell script."""
+    init = {
+        "name": "fetch",
+        "image": images.operator().name,
+        "command": ["sh", "-c", script],
+        "resources": {"requests": {"cpu": "20m", "memory": "32Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    return {"initContainers": [{**init, **container}]}
+
+
 def sight(cluster: NodeCluster, namespace: str, name: str) -> str:
     """What people see of a job: `kubectl get`, its conditions, its first failure and its latest warning.
 
@@ -143,6 +156,7 @@ def _masked(text: str) -> str:
             r"0/1 \g<1>1 \2 …;",
         ),
         (r"(ErrImagePull): .*", r"\1: …"),
+        (r"\d{4}-\d\d-\d\dT[\d:]+Z", "<time>"),
     ):
         text = re.sub(pattern, instead, text)
     return text

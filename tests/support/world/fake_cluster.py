@@ -50,6 +50,7 @@ class FakeCluster:
         self.queue_positions: dict[JobKey, int] = {}
         self.writes: list[str] = []
         self.events: list[tuple[str, str]] = []
+        self.pod_events: dict[str, Manifest] = {}
         self.fault: Fault = lambda _operation, _manifest: None
         self.fault_after: Fault = lambda _operation, _manifest: None
 
@@ -77,6 +78,7 @@ class FakeCluster:
             queue_position=self.queue_positions.get(key),
             queue_objects=tuple(deepcopy(o) for o in self._objects.values() if o["kind"] in _QUEUE_KINDS),
             pod_group=deepcopy(self.pod_group(key)),
+            pod_events=dict(self.pod_events),
         )
 
     async def create(self, manifest: Manifest) -> None:
@@ -240,7 +242,13 @@ class FakeCluster:
         self._set_container(pod, "Running", {"running": {"startedAt": self._clock().isoformat()}}, ready=True)
 
     def hold_pod(self, pod: Manifest, reason: str, message: str) -> None:
-        """The kubelet can't start the pod's container."""
+        """The scheduler has no node for the pod, or the kubelet can't start its container."""
+        if reason == "Unschedulable":
+            stored, condition = self._objects[_place(pod)], {"type": "PodScheduled", "status": "False"}
+            said = {**condition, "reason": reason, "message": message}
+            stored["status"] = {"phase": "Pending", "conditions": [said]}
+            self._store(stored)
+            return
         self._set_container(pod, "Pending", {"waiting": {"reason": reason, "message": message}})
 
     def end_pod(self, pod: Manifest, exit_code: int, *, reason: str = "", message: str = "") -> None:
@@ -258,6 +266,18 @@ class FakeCluster:
             self._remove(self._objects[_place(pod)])
             return
         self._set_container(pod, "Succeeded" if exit_code == 0 else "Failed", {"terminated": ended})
+
+    def set_init(self, pod: Manifest, state: Manifest, *, phase: str = "Pending") -> None:
+        """The kubelet reports the state of the pod's init container `fetch`."""
+        self._set_container(pod, phase, {"waiting": {"reason": "PodInitializing"}})
+        stored = self._objects[_place(pod)]
+        stored["status"]["initContainerStatuses"] = [{"name": "fetch", "state": state}]
+        self._store(stored)
+
+    def fail_init(self, pod: Manifest, code: int = 1, message: str = "", **ended: str) -> None:
+        """The pod's init container ends badly, and the pod with it."""
+        ended = {"reason": "Error", "message": message, "finishedAt": self._clock().isoformat(), **ended}
+        self.set_init(pod, {"terminated": {"exitCode": code, **ended}}, phase="Failed")
 
     def evict_pod(self, pod: Manifest) -> None:
         """The kubelet evicts the pod."""

@@ -88,6 +88,8 @@ class Progress(Reported):
 
     attempt: Int64 | None = Field(None, description="The attempt that this is from.")
     step: Int64 | None = Field(None, description="Steps done.")
+    state: Word = Field("", description="What it does, such as training, saving or evaluating.")
+    since: Timestamp | None = Field(None, description="Since when: its last new step or other state.")
     total_steps: Int64 | None = Field(None, description="Steps in all, when known.")
     epoch: Int64 | None = Field(None, description="The current epoch, the first is 1.")
     eta: Word | None = Field(None, description="Time left, such as 3m20s.")
@@ -136,7 +138,7 @@ class FirstFailure(Reported):
     rank: Word = Field("", description="The replica, such as worker-1.")
     reason: Word = Field("", description="One word, as in the table of exit codes.")
     message: Sentence = Field("", description="One sentence.")
-    exit_code: Int64 | None = Field(None, description="Exit code of the training process.")
+    exit_code: Int64 | None = Field(None, description="Exit code of the process, or init container.")
     step: Int64 | None = Field(None, description="The last step that it reported.")
     log_tail: LogTail = Field("", description="The last lines of its log.")
 

@@ -238,7 +238,9 @@ class TrainJobSpec(Part):
         " for some 550 MB a pod.",
     )
     start_timeout_seconds: Positive = Field(
-        600, description="How long the training replicas may take to start before they yield and try again."
+        600,
+        description="How long a training replica may wait for a node before all yield theirs and try again; "
+        "a job whose pods all have nodes keeps them.",
     )
     stall_timeout_seconds: Positive | None = Field(
         None,

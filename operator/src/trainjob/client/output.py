@@ -32,14 +32,13 @@ from trainjob.client.output_archive import BLOCK, END, FILES, OFFSET
 from trainjob.client.presenter import describe_state
 from trainjob.client.problems import ClusterProblem, describe_problem, explain, is_missing
 from trainjob.client.view import JobView, manifest_of
-from trainjob.cluster.kube.events import event_time
 from trainjob.cluster.kube.exec import Executed, start
 from trainjob.cluster.kube.informer import Gone, Scope, Seen
 from trainjob.cluster.kube.resources import EVENTS, PODS
 from trainjob.cluster.protocol import ClusterError, Manifest
 from trainjob.core.manifests import READER_CONTAINER, build_output_reader
 from trainjob.core.names import has_own_volumes, root_folder
-from trainjob.core.pods import container_state, waiting_reason
+from trainjob.core.pods import container_state, event_time, waiting_reason
 from trainjob.core.wording import last_line, printable, quoted
 
 if TYPE_CHECKING:

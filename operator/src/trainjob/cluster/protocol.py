@@ -182,6 +182,7 @@ class Snapshot:
         queue_position: the job's position in its queue, from 1; None if that is unknown.
         queue_objects: the ResourceFlavors, WorkloadPriorityClasses and PriorityClasses, for a job in a queue.
         pod_group: the PodGroup of the name that the job's gang has, of any owner, or None.
+        pod_events: the newest Event about pods that are slow to start, by pod name.
     """
 
     job: Manifest
@@ -195,6 +196,7 @@ class Snapshot:
     queue_position: int | None = None
     queue_objects: tuple[Manifest, ...] = ()
     pod_group: Manifest | None = None
+    pod_events: Mapping[str, Manifest] = field(default_factory=dict)
 
 
 class Cluster(Protocol):

@@ -92,7 +92,12 @@ PERMISSIONS: tuple[Permission, ...] = (
         "the agent's program, one for all jobs of a namespace; deleted when no job needs it, and when it "
         "isn't what its name says",
     ),
-    Permission("", "events", ("create", "patch"), "what `kubectl describe` shows; patch counts repetitions"),
+    Permission(
+        "",
+        "events",
+        ("list", "create", "patch"),
+        "what `kubectl describe` shows; patch counts repetitions, list says why a pod is slow to start",
+    ),
     Permission(
         "coordination.k8s.io",
         "leases",

@@ -185,6 +185,7 @@ class Reconciler:
             queue_objects=snapshot.queue_objects,
             pod_group=snapshot.pod_group,
             restored=history.restored,
+            pod_events=snapshot.pod_events,
         )
 
     async def _record(

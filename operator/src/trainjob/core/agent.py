@@ -199,6 +199,20 @@ def interpreter_of(command: Sequence[str]) -> str:
     return first if _PYTHON.fullmatch(first.rpartition("/")[2]) else "python3"
 
 
+_NO_PROGRAM = re.compile(r"""(?:exec: "|executable file `)([^"`]+)["`](?=.*(?:not found|no such file))""")
+
+
+def python_hint(spec: TrainJobSpec, message: str) -> str:
+    """Return what to do if a runtime's message says that the agent's Python isn't in the image."""
+    missing = _NO_PROGRAM.search(message)
+    if missing is None or not has_agent(spec) or not _PYTHON.fullmatch(missing[1].rpartition("/")[2]):
+        return ""
+    return (
+        f": the agent, which starts the command, needs {missing[1]} (3.9 or later) in the image; for an image"
+        " without Python set spec.restartStrategy: Recreate"
+    )
+
+
 def agent_environment(
     job: TrainJob, replica: Replica, incarnation: int, pod_spec: Manifest, token_digest: str = ""
 ) -> dict[str, str]:

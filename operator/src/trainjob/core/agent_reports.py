@@ -244,6 +244,7 @@ class Report(Lenient):
         notices: lines that say what was computed otherwise than the script says.
         waiting_for_storage: why files can't be read or written now; empty if it doesn't wait for that.
         trains_alone: each of several workers trains the whole model by itself.
+        log_line: the last line of its log, from its agent, once it takes no steps for long.
     """
 
     state: Annotated[str, PlainValidator(lambda value: text(value, 64))] = ""
@@ -269,6 +270,7 @@ class Report(Lenient):
     error: Annotated[ReportedError | None, _OBJECT] = None
     notices: Notices = Field(default_factory=list)
     trains_alone: Flag = False
+    log_line: Sentence = ""
     time: Finite = None
 
 

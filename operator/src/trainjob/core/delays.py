@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 
 LONGEST = timedelta(seconds=60)
 MOST_SKEW = timedelta(seconds=10)
+FIRST_RETRY_START = timedelta(seconds=10)
+LONGEST_START = timedelta(minutes=6)
 FIRST_RETRY_REFUSED = timedelta(seconds=5)
 RECHECK = timedelta(seconds=15)
 """Time until the next look at an obstacle whose end no event reports."""
@@ -16,6 +18,11 @@ def restart_delay(failures: int) -> timedelta:
     if failures < 2:
         return timedelta(0)
     return min(timedelta(seconds=2 ** min(failures - 2, 10)), LONGEST)
+
+
+def start_delay(failures: int) -> timedelta:
+    """Return 10, 20, 40, … s, at most six minutes, as batch/v1 waits: what a start needs may come back."""
+    return min(FIRST_RETRY_START * 2.0 ** min(failures - 1, 10), LONGEST_START)
 
 
 def refusal_delay(refusals: int) -> timedelta:

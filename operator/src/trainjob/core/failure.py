@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 
 from trainjob.api import FirstFailure, Restarts
+from trainjob.core.agent import python_hint
 from trainjob.core.agent_reports import (
     ABSENT,
     LOG_TAIL,
@@ -23,7 +24,8 @@ from trainjob.core.delays import soonest, time_left
 from trainjob.core.exits import PEER_LOST, Raised, find_exception, is_mistake, meaning_of
 from trainjob.core.names import Replica, is_training, leader
 from trainjob.core.observed import Observed
-from trainjob.core.pods import Pod, PodState
+from trainjob.core.pods import OVERDUE as POD_OVERDUE
+from trainjob.core.pods import START_ERROR, UNKNOWN_END, Pod, PodState, start_error
 from trainjob.core.wording import last_line, quoted, reason_word
 
 # Known checkpoints: where training continues after a stop.
@@ -89,6 +91,11 @@ OVERDUE = timedelta(seconds=10)
 """How late after its grace period the end of a pod may be reported; after that its node is unreachable."""
 
 _CUT_OFF = "Unreachable"
+
+_INIT_FAILED = "InitContainerFailed"
+
+AT_START = frozenset([_INIT_FAILED, START_ERROR, "PodFailed"])
+"""Reasons of pods that failed before their training container ran: what they need may come back."""
 
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
@@ -276,17 +283,18 @@ def describe_pod(observed: Observed, pod: Pod) -> Failure:
     report, saved = observed.reports.get(pod.name), checkpoint_step(observed)
     step = report.step if report else None
     child = pod.termination.failure if pod.termination is not None else None
-    if child is not None and child.pod == pod.name and not (pod.deleted or pod.disrupted):
+    is_own = not (pod.deleted or pod.disrupted or pod.reason == POD_OVERDUE)
+    if child is not None and child.pod == pod.name and is_own:
         return describe_child(observed, child)
     return Failure(
         pod.replica,
         pod,
-        _cause(pod),
+        _cause(observed, pod),
         # It took part in the newest checkpoint, of which it may not have reported the step itself.
         step=max(step, saved or 0) if step is not None else None,
         checkpoint_step=saved,
-        exit_code=pod.exit_code,
-        log=pod.message if pod.termination is None else "",
+        exit_code=pod.init_failure.exit_code if pod.init_failure else pod.exit_code,
+        log=(pod.init_failure or pod).message if pod.termination is None else "",
     )
 
 
@@ -310,7 +318,7 @@ _PREEMPTED = ("PreemptionByScheduler", "Preempting")
 """The scheduler's reason, and that of a kubelet which makes room for a critical pod."""
 
 
-def _cause(pod: Pod) -> Cause:
+def _cause(observed: Observed, pod: Pod) -> Cause:
     detail = _detail(pod.message) if pod.termination is None else ""
     if pod.disrupted:
         did = (
@@ -320,12 +328,23 @@ def _cause(pod: Pod) -> Cause:
         return Cause(reason_word(pod.reason, "Disrupted"), text, counted=False)
     if pod.deleted:
         return Cause("PodDeleted", "had its pod deleted", counted=False)
-    code = pod.exit_code
+    code, init = pod.exit_code, pod.init_failure
+    if pod.reason == POD_OVERDUE:
+        return Cause(POD_OVERDUE, f"ran longer than its pod's activeDeadlineSeconds ({POD_OVERDUE})")
+    if init is not None:
+        text = f"failed in its init container {init.name} ({init.text})"
+        return Cause(_INIT_FAILED, text, counted=init.reason != UNKNOWN_END)
     if code is None and pod.state is PodState.RUNNING:
         return Cause(_CUT_OFF, "can't be reached by the others", counted=False)
     if code is None:
-        why = last_line(pod.message) or quoted(pod.reason) or "the cluster doesn't say why"
-        return Cause(reason_word(pod.reason, "PodFailed"), f"failed before its training began ({why})")
+        why = f"{pod.reason}: {last_line(pod.message)}" if pod.message and pod.reason else pod.reason
+        why = quoted(why) or last_line(pod.message) or "the cluster doesn't say why"
+        return Cause("PodFailed", f"failed before its training began ({why})")
+    if pod.reason == START_ERROR:
+        why = quoted(start_error(pod.message))
+        return Cause(START_ERROR, f"can't be started ({why}){python_hint(observed.job.spec, why)}")
+    if pod.reason == UNKNOWN_END:
+        return Cause(UNKNOWN_END, "ended unseen: its node has lost the container", counted=False)
     if pod.reason == "OOMKilled":
         return _out_of_memory(code)
     return _cause_of_code(code, detail)
@@ -456,8 +475,9 @@ def alike(observed: Observed, failure: Failure) -> int:
 def is_mistake_at_start(observed: Observed, failure: Failure) -> bool:
     """Return whether the first attempt failed before any step, by a mistake that every attempt repeats."""
     has_stepped = bool(failure.step or restarts_of(observed).furthest_step)
-    is_first = observed.attempt == 1 and failure.cause.counted
-    return is_first and not has_stepped and is_mistake(failure.exit_code, failure.log)
+    is_first = observed.attempt == 1 and failure.cause.counted and failure.reason != _INIT_FAILED
+    no_program = failure.reason == START_ERROR and 'exec: "' in failure.log
+    return is_first and not has_stepped and (no_program or is_mistake(failure.exit_code, failure.log))
 
 
 def _is_early(failure: Failure) -> bool:

@@ -194,6 +194,9 @@ def _hidden_gpus(spec: TrainJobSpec, pod_spec: Manifest) -> Mapping[str, str]:
 TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' default of `terminationMessagePath`."""
 
+_LAST_LINES = "FallbackToLogsOnError"
+"""The `terminationMessagePolicy` by which the status of a container that has failed has its last lines."""
+
 
 def build_objects(job: TrainJob, source: AgentSource | None = None) -> list[Manifest]:
     """Return all objects of the job's first attempt, in order of creation."""
@@ -415,7 +418,9 @@ def _merge(template: Manifest, overlay: Manifest, annotations: Mapping[str, str]
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), *ours["volumeMounts"]]
     for port in ours["ports"]:
         container["ports"] = _with_port(container.get("ports") or [], port)
-    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    container.setdefault("terminationMessagePolicy", _LAST_LINES)
+    if inits := pod_spec.get("initContainers"):
+        pod_spec["initContainers"] = [{"terminationMessagePolicy": _LAST_LINES, **init} for init in inits]
     pod_spec.setdefault("enableServiceLinks", False)
     pod_spec["volumes"] = [*(pod_spec.get("volumes") or []), *overlay["spec"].pop("volumes")]
     pod_spec.update(overlay["spec"])

@@ -33,7 +33,7 @@ from trainjob.core.names import (
     replica_counts,
     training_replicas,
 )
-from trainjob.core.pods import Pod, PodState, last_reports, read_pod
+from trainjob.core.pods import Pod, PodEvent, PodState, last_reports, read_pod, read_pod_event
 from trainjob.core.settings import Settings
 from trainjob.core.workload import (
     Admission,
@@ -157,6 +157,7 @@ class Observed:
         queue_objects: what else decides on jobs in queues.
         pod_group: of the gang's name, or None.
         restored: uids of objects that this controller has restored.
+        pod_events: the newest event about pods that are slow to start, by pod name.
     """
 
     meta: ObjectMeta
@@ -179,6 +180,7 @@ class Observed:
     queue_objects: QueueObjects = field(default_factory=QueueObjects)
     pod_group: Dependent | None = None
     restored: frozenset[str] = frozenset()
+    pod_events: Mapping[str, PodEvent] = field(default_factory=dict)
 
     @cached_property
     def job(self) -> TrainJob:
@@ -348,6 +350,8 @@ class Observed:
             return pod.incarnation == self.attempt
         if not pod.live or pod.name in self.status.restarts.replaced:
             return False
+        if pod.failed_at_start and pod.incarnation < self.attempt:
+            return False  # the restart since its creation replaces it too, and is counted once
         wanted = pod.replica.index < self._counts.get(pod.replica.role, 0)
         return wanted and pod.incarnation == self._newest[pod.replica]
 
@@ -469,6 +473,7 @@ def read_observed(
     queue_objects: Iterable[Mapping[str, Any]] = (),
     pod_group: Mapping[str, Any] | None = None,
     restored: frozenset[str] = frozenset(),
+    pod_events: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Observed:
     """Read Kubernetes objects into the input of the policies; an invalid job carries its errors."""
     meta = ObjectMeta.model_validate(job.get("metadata") or {})
@@ -501,6 +506,7 @@ def read_observed(
         queue_objects=read_queue_objects(queue_objects),
         pod_group=_dependent(pod_group, meta.uid),
         restored=restored,
+        pod_events={name: read_pod_event(event) for name, event in (pod_events or {}).items()},
     )
     foreign = [pod for ours, pod in read if not ours and not pod.ended]
     pods_of_others = tuple(p for p in foreign if p.live or _may_write(p, observed))

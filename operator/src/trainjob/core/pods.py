@@ -7,15 +7,17 @@ whose child was killed for memory ends with exit code 0 and the reason OOMKilled
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainjob.api import TRAINER_CONTAINER
 from trainjob.core.agent import AgentSource, read_source
 from trainjob.core.agent_reports import Report, TerminationMessage, read_termination_message
+from trainjob.core.delays import time_left
 from trainjob.core.names import (
     AVOIDED_NODES,
     GROUP_NAME_ANNOTATION,
@@ -27,7 +29,7 @@ from trainjob.core.names import (
     Replica,
     training_world,
 )
-from trainjob.core.wording import quoted
+from trainjob.core.wording import last_line, quoted, utc
 
 _DISRUPTED_BY_CLUSTER = frozenset(
     [
@@ -38,6 +40,15 @@ _DISRUPTED_BY_CLUSTER = frozenset(
 )
 _NO_ROOM = "OutOf"
 """`OutOfcpu`, `OutOfnvidia.com/gpu`: reasons of the kubelet, too."""
+
+OVERDUE = "DeadlineExceeded"
+"""Kubernetes' reason for the end of a pod that has a deadline of its own."""
+
+START_ERROR = "StartError"
+"""containerd's reason for a container that it couldn't start."""
+
+UNKNOWN_END = "ContainerStatusUnknown"
+"""Kubernetes' reason for the end of a container that its node has lost."""
 
 
 ENDED_AT_ONCE = 1
@@ -54,6 +65,16 @@ class PodState(Enum):
     FAILED = "Failed"
 
 
+class InitFailure(NamedTuple):
+    """The end of an init container that failed its pod."""
+
+    name: str
+    exit_code: int | None
+    reason: str
+    message: str
+    text: str
+
+
 @dataclass(frozen=True)
 class Pod:
     """One pod of a job.
@@ -63,6 +84,8 @@ class Pod:
         live: whether the job's Service selects it.
         ready: whether the kubelet reports it as ready.
         waiting: (reason, message) of what keeps it from running, or None.
+        activity: what runs in it before its training container, and since when; empty if that is unknown.
+        init_failure: the end of the init container that has failed it, or None.
         exit_code: of the training container, once it has ended.
         reason: Kubernetes' reason for the end, such as `OOMKilled` or `Evicted`.
         message: the termination message: what the trainer wrote, or its last log lines.
@@ -73,7 +96,7 @@ class Pod:
         due_at: when the grace period of its deletion ends, or None.
         placed_at: when it got its node, or None.
         started_at: when the training container started, if the kubelet reports it.
-        finished_at: when the training container ended, if the kubelet reports it.
+        finished_at: when the training container, or the init container that failed, ended; or None.
         world: the number of replicas of each training role in its TF_CONFIG.
         termination: its agent's termination message after a failure, or None.
         source: where its agent comes from, or None if it has no agent.
@@ -92,6 +115,8 @@ class Pod:
     ready: bool = False
     node: str = ""
     waiting: tuple[str, str] | None = None
+    activity: str = ""
+    init_failure: InitFailure | None = None
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
@@ -127,6 +152,12 @@ class Pod:
         """Return whether its training container has succeeded or failed."""
         return self.state in (PodState.SUCCEEDED, PodState.FAILED)
 
+    @property
+    def failed_at_start(self) -> bool:
+        """Return whether it has failed by itself before its training container ran."""
+        began = self.exit_code is not None and self.reason != START_ERROR
+        return self.state is PodState.FAILED and not (began or self.disrupted or self.deleted)
+
 
 def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
     """Return the pod, or None if its labels don't name a replica and an incarnation."""
@@ -144,6 +175,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         status = {name: value for name, value in status.items() if name not in ("reason", "message")}
     state = _state(status, container)
     disrupted = _is_disrupted(status)
+    init, init_failed = _current_init(spec, status), _failed_init(spec, status) if not ended else None
     message = (ended or {}).get("message") or status.get("message") or ""
     due_at = read_time(meta.get("deletionTimestamp"))
     return Pod(
@@ -157,9 +189,11 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
             c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()
         ),
         node=spec.get("nodeName", ""),
-        waiting=waiting_reason(status, container),
+        waiting=_init_waiting(*init) or waiting_reason(status, container),
+        activity=_activity(*init),
+        init_failure=_read_init_failure(init_failed) if init_failed else None,
         exit_code=ended.get("exitCode") if ended else None,
-        reason=_end_reason(status, ended, disrupted),
+        reason=OVERDUE if _is_overdue(spec, status, ended) else _end_reason(status, ended, disrupted),
         message=message,
         disrupted=disrupted,
         explanation=status.get("message") or "",
@@ -168,7 +202,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         due_at=due_at,
         placed_at=_placed_at(status),
         started_at=read_time((ended or container.get("running") or {}).get("startedAt")),
-        finished_at=read_time((ended or {}).get("finishedAt")),
+        finished_at=read_time((ended or (_ended(init_failed) if init_failed else {})).get("finishedAt")),
         world=_world(spec),
         termination=read_termination_message(read_json(message)) if state is PodState.FAILED else None,
         source=read_source(spec),
@@ -176,6 +210,23 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         group=labels.get(GROUP_NAME_LABEL) or annotations.get(GROUP_NAME_ANNOTATION) or "",
         outlived=bool(ended) and not told_to_end and _others_run(status),
     )
+
+
+SLOW_START = timedelta(seconds=30)
+"""How long a pod may take from its node to its training container before people read what it does."""
+
+
+def is_slow_to_start(pod: Pod, now: datetime) -> bool:
+    """Return whether it has had a node for long, and nothing in its status says why it doesn't run."""
+    left = slow_start_left(pod, now)
+    return left is not None and left <= timedelta(0)
+
+
+def slow_start_left(pod: Pod, now: datetime) -> timedelta | None:
+    """Return the time until its start is slow, or None if it isn't starting."""
+    if pod.state is not PodState.STARTING or pod.waiting is not None or pod.deleting:
+        return None
+    return time_left(pod.placed_at or pod.created_at or now, SLOW_START, now)
 
 
 def read_replica_labels(labels: Mapping[str, str]) -> tuple[Replica, int] | None:
@@ -269,6 +320,80 @@ def waiting_reason(status: Mapping[str, Any], container: Mapping[str, Any]) -> t
     return None
 
 
+# What runs before the training container: init containers, and those that restart (sidecars) until they have
+# started.
+
+
+def _restartable(spec: Mapping[str, Any]) -> set[str]:
+    containers = spec.get("initContainers") or ()
+    return {c.get("name", "") for c in containers if c.get("restartPolicy") == "Always"}
+
+
+def _current_init(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """Return the status of the init container that the others wait for, and whether it restarts."""
+    restartable = _restartable(spec)
+    for init in status.get("initContainerStatuses") or ():
+        restarts = init.get("name") in restartable
+        is_done = init.get("started") is True if restarts else _ended(init).get("exitCode") == 0
+        if not is_done:
+            return init, restarts
+    return {}, False
+
+
+def _failed_init(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the status of the init container that has failed the pod; one that restarts never does."""
+    if status.get("phase") != "Failed":
+        return None
+    restartable = _restartable(spec)
+    ended = (init for init in status.get("initContainerStatuses") or () if init["name"] not in restartable)
+    return next((init for init in ended if _ended(init).get("exitCode")), None)
+
+
+def _ended(container: Mapping[str, Any], state: str = "state") -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (container.get(state) or {}).get("terminated") or {}
+    return found
+
+
+def _read_init_failure(init: Mapping[str, Any]) -> InitFailure:
+    ended = _ended(init)
+    message = ended.get("message") or ""
+    return InitFailure(
+        init["name"], ended.get("exitCode"), ended.get("reason") or "", message, _describe_end(ended)
+    )
+
+
+def _init_waiting(init: Mapping[str, Any], restarts: bool) -> tuple[str, str] | None:
+    state = init.get("state") or {}
+    ended = _ended(init) or _ended(init, "lastState")
+    if restarts and ended:  # also in the seconds in which it runs again
+        return "CrashLoopBackOff", f"init container {init['name']} ended with {_describe_end(ended)}"
+    waiting = waiting_reason({}, state)
+    return (waiting[0], f"init container {init['name']}: {waiting[1]}") if waiting else None
+
+
+def _activity(init: Mapping[str, Any], restarts: bool) -> str:
+    since = read_time(((init.get("state") or {}).get("running") or {}).get("startedAt"))
+    if since is None:
+        return ""
+    probe = " and hasn't passed its startup probe" if restarts else ""
+    return f"init container {init['name']} has been running since {utc(since)}{probe}"
+
+
+def _describe_end(ended: Mapping[str, Any]) -> str:
+    """Return `exit code 1: permission denied`, with Kubernetes' reason if it says more than that."""
+    reason, message = ended.get("reason"), start_error(ended.get("message") or "")
+    known = "" if reason in (None, "", "Error", "Completed") else f"{quoted(reason)}, "
+    return f"{known}exit code {ended.get('exitCode')}" + (f": {last_line(message)}" if message else "")
+
+
+_RUNTIME = re.compile(r".*(?:container init|container process): ", re.DOTALL)
+
+
+def start_error(message: str) -> str:
+    """Return a container runtime's message without the names of its layers."""
+    return _RUNTIME.sub("", message).removesuffix(": unknown")
+
+
 def _clause(sentence: str) -> str:
     """Return a message of the cluster without its period, so that a sentence can continue after it."""
     return quoted(sentence).rstrip(".")
@@ -279,6 +404,15 @@ def _is_disrupted(status: Mapping[str, Any]) -> bool:
     if reason in _DISRUPTED_BY_CLUSTER or reason.startswith(_NO_ROOM):
         return True
     return _condition(status, "DisruptionTarget").get("status") == "True"
+
+
+def _is_overdue(spec: Mapping[str, Any], status: Mapping[str, Any], ended: Mapping[str, Any] | None) -> bool:
+    """Return whether the pod's own deadline has ended it; the kubelet may say so later than the container."""
+    begun, end = read_time(status.get("startTime")), read_time((ended or {}).get("finishedAt"))
+    if status.get("reason") == OVERDUE or not (ended and ended.get("exitCode") and begun and end):
+        return status.get("reason") == OVERDUE
+    allowed = spec.get("activeDeadlineSeconds")
+    return isinstance(allowed, int) and (end - begun).total_seconds() >= allowed
 
 
 def _end_reason(status: Mapping[str, Any], ended: Mapping[str, Any] | None, disrupted: bool) -> str:
@@ -294,6 +428,31 @@ def _world(spec: Mapping[str, Any]) -> Mapping[str, int] | None:
                 if variable.get("name") == "TF_CONFIG":
                     return training_world(variable.get("value") or "")
     return None
+
+
+# Events about pods: what the kubelet reports nowhere else, such as a volume that isn't there.
+
+
+class PodEvent(NamedTuple):
+    """The newest event about a pod."""
+
+    at: datetime
+    is_warning: bool
+    reason: str
+    message: str
+
+
+def read_pod_event(event: Mapping[str, Any]) -> PodEvent:
+    """Return an event about a pod."""
+    message = _clause(str(event.get("message") or ""))
+    return PodEvent(event_time(event), event.get("type") == "Warning", str(event.get("reason")), message)
+
+
+def event_time(event: Mapping[str, Any]) -> datetime:
+    """Return when an Event of any component last happened; the year 1970 where it doesn't say."""
+    times = (event.get(each) for each in ("lastTimestamp", "eventTime", "firstTimestamp"))
+    created = (event.get("metadata") or {}).get("creationTimestamp")
+    return next(filter(None, map(read_time, (*times, created))), datetime.fromtimestamp(0, UTC))
 
 
 # Last reports of training processes, from termination messages.

@@ -266,10 +266,13 @@ def _workers(observed: Observed, job: TrainJob, status: TrainJobStatus) -> Worke
 def _progress(report: Report, status: TrainJobStatus, now: datetime) -> Progress:
     before = status.progress
     metrics = dict(report.metrics)
+    goes_on = before is None or (before.step, before.state) != (report.step, report.state)
     if report.loss is not None:
         metrics["loss"] = f"{report.loss:.6g}"
     return Progress(
         step=report.step,
+        state=report.state,
+        since=now if goes_on or before is None else before.since,
         total_steps=report.total_steps,
         epoch=report.epoch,
         eta=_eta(report, before, now),

@@ -1,4 +1,4 @@
-"""Replicas that delay the others: slow, short of data, or on a suspect node."""
+"""Replicas that delay the others: slow, short of data, on a suspect node, or without steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 from trainjob.api import Progress, Straggler, TrainJobStatus
 from trainjob.core.actions import Event
-from trainjob.core.agent_reports import read_replica
+from trainjob.core.agent_reports import Report, read_replica
+from trainjob.core.conditions import RUNNING, find_condition
 from trainjob.core.delays import time_left
 from trainjob.core.failure import Failure
-from trainjob.core.names import Replica
+from trainjob.core.names import Replica, leader
 from trainjob.core.observed import Observed
+from trainjob.core.wording import listed, quoted, utc
 
 # Replicas that wait for their input data, which makes their steps long.
 
@@ -211,3 +213,72 @@ def _median_without(ordered: Sequence[float], left_out: int) -> float:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
+
+
+# No replica takes a step, though all have started. It is said, and no failure: `spec.stallTimeoutSeconds`
+# makes it one. What rightly takes no steps is said as what it is.
+
+
+FIRST_STEP = timedelta(minutes=10)
+"""How long a process may take for its first step: the model is compiled in it."""
+
+NO_STEP, TIMES = timedelta(minutes=5), 10
+"""How long without a step is long: so many times a step, and at least so long, as callbacks take time too."""
+
+LONGEST_STEP = 1e6
+"""Seconds; a report may say anything."""
+
+_BUSY = ("preparing", "rereading", "saving", "evaluating", "waiting", "finished")
+"""States of a replica that rightly takes no steps."""
+
+
+def describe_pause(observed: Observed, now: datetime) -> tuple[str, timedelta | None]:
+    """Return a clause about training that takes no step for long, else how long until it is long, or None.
+
+    Only agents report steps: of other pods nothing is known.
+    """
+    running, writer = find_condition(observed.status, RUNNING), observed.report_of(leader(observed.job.spec))
+    agents = observed.agent_report
+    if agents is None or not observed.is_current(agents) or running is None or running.status != "True":
+        return "", None
+    known, since = observed.status.progress or Progress(), running.last_transition_time
+    step = writer.step_seconds if writer is not None else None
+    if writer is not None and writer.step is not None:
+        is_new = (known.step, known.state) != (writer.step, writer.state)
+        since = max(since, now if is_new else known.since or since)
+    longest = FIRST_STEP
+    if step is not None:
+        longest = max(NO_STEP, TIMES * timedelta(seconds=min(max(step, 0.0), LONGEST_STEP)))
+    if (left := since + longest - now) > timedelta(0):
+        return "", left
+    reports = {replica: observed.report_of(replica) for replica in observed.training_replicas}
+    busy = {r: report for r, report in reports.items() if report is not None and report.state in _BUSY}
+    if busy:
+        return f"{_what_they_do(busy)}, since {utc(since)}", None
+    usual = f" (one takes {_duration(step)})" if step is not None else ""
+    first = "first " if step is None else ""
+    return f"no {first}step since {utc(since)}{usual}: {_what_they_do(reports)}", None
+
+
+def _what_they_do(reports: Mapping[Replica, Report | None]) -> str:
+    who: dict[str, list[Replica]] = {}
+    for replica, report in reports.items():
+        who.setdefault(_what_it_does(report), []).append(replica)
+    return listed(
+        f"{replicas[0].title}{f' and {len(replicas) - 1} more' if len(replicas) > 1 else ''}: {what}"
+        for what, replicas in who.items()
+    )
+
+
+def _what_it_does(report: Report | None) -> str:
+    if report is None:
+        return "no report"
+    at = f" at step {report.step}" if report.step is not None else ""
+    done = report.evaluated_batches if report.state == "evaluating" else report.reread_batches
+    batches = f", {done} batches so far" if done and report.state in ("evaluating", "rereading") else ""
+    log = f" ({quoted(report.log_line, _LOG_LINE)})" if report.log_line else ""
+    return f"{report.state}{at}{batches}{log}"
+
+
+_LOG_LINE = 200
+"""Bytes of a log line in a message about several replicas."""

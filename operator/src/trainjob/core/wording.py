@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 _QUOTED = 500
 """Bytes of quoted text in a sentence: with ours around it, it fits an event's message (1,024 bytes)."""
@@ -33,6 +33,11 @@ def short_duration(length: timedelta) -> str:
             rest = seconds % size // below
             return f"{seconds // size}{name}" + (f"{rest}{below_name}" if rest else "")
     return f"{seconds}s"
+
+
+def utc(moment: datetime) -> str:
+    """Return `2026-01-01T12:00:00Z`: unlike a duration it stays, so that a message isn't written again."""
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def parse_duration(text: str) -> float | None:

@@ -27,9 +27,8 @@ from trainjob.client.view import (
     describe_pod,
     reporting_replica,
 )
-from trainjob.cluster.kube.events import event_time
 from trainjob.cluster.protocol import Manifest, PostedEvent
-from trainjob.core.pods import Pod
+from trainjob.core.pods import Pod, event_time
 from trainjob.core.progress import WAITING_FOR_STORAGE
 from trainjob.core.wording import printable, short_duration
 

@@ -124,8 +124,13 @@ def _project_pod(pod: Manifest) -> Manifest:
             {"name": TRAINER_CONTAINER, "env": [{"name": "TF_CONFIG", "value": shorten_tf_config(text)}]}
             for text in _tf_configs(spec)
         ),
+        initContainers=(
+            _picked(container, ("name", "restartPolicy"))
+            for _, container in objects_at(spec, "initContainers")
+            if "restartPolicy" in container
+        ),
     )
-    kept_status = _picked(status, ("phase", "reason", "message", "podIP")) | _lists(
+    kept_status = _picked(status, ("phase", "reason", "message", "podIP", "startTime")) | _lists(
         conditions=(
             _picked(condition, _CONDITIONS[condition["type"]])
             for _, condition in objects_at(status, "conditions")
@@ -133,6 +138,11 @@ def _project_pod(pod: Manifest) -> Manifest:
         ),
         containerStatuses=(
             _picked(container, ("name", "state")) for _, container in objects_at(status, "containerStatuses")
+        ),
+        initContainerStatuses=(
+            _picked(container, ("name", "state", "lastState", "started"))
+            for _, container in objects_at(status, "initContainerStatuses")
+            if mapping_at(container, "state", "terminated").get("exitCode") != 0 or container.get("lastState")
         ),
     )
     return {"spec": kept_spec, "status": kept_status}

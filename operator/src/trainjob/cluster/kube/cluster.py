@@ -22,7 +22,7 @@ from trainjob.cluster.kube.discovery import (
     queue_resources,
     workloads,
 )
-from trainjob.cluster.kube.events import EventSender
+from trainjob.cluster.kube.events import EventSender, PodEvents
 from trainjob.cluster.kube.informer import Backoff, Informer, JobCache, Scope, Timeouts
 from trainjob.cluster.kube.queue_positions import QueuePositions
 from trainjob.cluster.kube.resources import (
@@ -155,6 +155,7 @@ class KubeCluster:
         self._unlabeled = UnlabeledObjects(_time)
         self._writes = FairSlots(WRITES, NAMESPACE_WRITES)
         self._events = EventSender(api, clock)
+        self._pod_events = PodEvents(api, clock)
         self._visibility = ""
         self._positions = QueuePositions(api, self._notify, timeouts.positions)
         self._informers = {
@@ -242,11 +243,13 @@ class KubeCluster:
         job = self._jobs.store.get((key.namespace, key.name))
         if job is None:
             self._positions.of(key, None)
+            await self._pod_events.of(key, ())
             return None
+        pods = self._stores[PODS].of_job(key)
         workload = self._workload_of(key) or await self._prebuilt_workload_of(job)
         return Snapshot(
             job=job,
-            pods=self._stores[PODS].of_job(key),
+            pods=pods,
             service=self._find(SERVICES, (key.namespace, key.name)),
             claim=self._find(CLAIMS, (key.namespace, f"{key.name}-output")),
             network_policy=self._find(NETWORK_POLICIES, (key.namespace, key.name)),
@@ -255,6 +258,7 @@ class KubeCluster:
             queue_position=self._positions.of(key, workload) if self._visibility else None,
             queue_objects=self._queue_objects(job),
             pod_group=self._pod_group_of(key),
+            pod_events=await self._pod_events.of(key, self._pods_of(key)),
         )
 
     async def create(self, manifest: Manifest) -> None:

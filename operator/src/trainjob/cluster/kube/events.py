@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +18,9 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Backoff
 from trainjob.cluster.kube.resources import EVENTS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest, NotFound, Unavailable
-from trainjob.core.pods import read_time
+from trainjob.core.delays import RECHECK
+from trainjob.core.names import JobKey, is_training
+from trainjob.core.pods import event_time, is_slow_to_start, read_pod
 from trainjob.core.wording import printable
 
 # Event objects.
@@ -112,16 +114,45 @@ def build_repetition(count: int, last: datetime) -> dict[str, Any]:
     return {"count": count, "lastTimestamp": write_time(last)}
 
 
-def event_time(event: Manifest) -> datetime:
-    """Return when an Event of any component last happened; the year 1970 where it doesn't say."""
-    times = (event.get(each) for each in ("lastTimestamp", "eventTime", "firstTimestamp"))
-    created = (event.get("metadata") or {}).get("creationTimestamp")
-    return next(filter(None, map(read_time, (*times, created))), datetime.fromtimestamp(0, UTC))
-
-
 def write_time(time: datetime) -> str:
     """Return a time in Kubernetes' format, to the second."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# Events about pods, read only about pods that take long to start: their volumes and images are in no status.
+
+
+class PodEvents:
+    """The newest Event about the first pod of a job that is slow to start, read again at intervals.
+
+    Args:
+        api: the API server.
+        clock: returns the time, with time zone.
+    """
+
+    def __init__(self, api: ApiClient, clock: Callable[[], datetime]) -> None:
+        self._api = api
+        self._clock = clock
+        self._known: dict[JobKey, tuple[datetime, dict[str, Manifest]]] = {}
+
+    async def of(self, key: JobKey, pods: Iterable[Manifest]) -> Mapping[str, Manifest]:
+        """Return the newest Event by the name of its pod; nothing where it isn't allowed to read Events."""
+        now = self._clock()
+        found = (read_pod(pod) for pod in pods if (pod.get("status") or {}).get("phase") == "Pending")
+        slow = [p for p in found if p is not None and is_training(p.replica) and is_slow_to_start(p, now)]
+        if not slow:
+            self._known.pop(key, None)
+            return {}
+        read_at, events = self._known.get(key, (None, {}))
+        if read_at is None or now - read_at >= RECHECK:
+            events = {}
+            pod = min(slow, key=lambda p: p.replica)
+            with suppress(ClusterError):
+                about = f"involvedObject.uid={pod.uid}"
+                listed = (await self._api.list(EVENTS, key.namespace, fields=about)).get("items") or ()
+                events = {pod.name: max(listed, key=event_time)} if listed else {}
+            self._known[key] = now, events
+        return events
 
 
 # Sending in the background: no job waits for an event, and a failure is only logged.

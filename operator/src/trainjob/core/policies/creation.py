@@ -20,23 +20,22 @@ from trainjob.core.actions import (
     stop_pods,
 )
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
-from trainjob.core.delays import RECHECK, restart_delay, soonest, time_left
-from trainjob.core.failure import awaited_pods, lost_nodes, time_to_end
+from trainjob.core.delays import RECHECK, restart_delay, soonest, start_delay, time_left
+from trainjob.core.failure import AT_START, awaited_pods, lost_nodes, time_to_end
 from trainjob.core.gangs import build_pod_group
 from trainjob.core.manifests import build_claim, build_network_policy, build_service
 from trainjob.core.names import Replica, desired_replicas, replica_counts, training_replicas
 from trainjob.core.observed import Observed, Refusal, is_same_policy
-from trainjob.core.pods import Pod, PodState
+from trainjob.core.pods import SLOW_START, Pod, PodState, is_slow_to_start, slow_start_left
 from trainjob.core.policies.elastic_policy import patience_left
-from trainjob.core.policies.startup_policy import pause_left, start_time_left
+from trainjob.core.policies.startup_policy import describe_waiting, is_away, pause_left, start_time_left
 from trainjob.core.policies.success_policy import EvaluatorStep, avoids_for_nothing, evaluator_step
-from trainjob.core.wording import count_roles, quoted
+from trainjob.core.stragglers import describe_pause
+from trainjob.core.wording import count_roles, quoted, utc
 
 SLOW_TO_END = timedelta(seconds=60)
 """How long a pod may take to end before the status reports that the job waits for it."""
 
-SLOW_TO_START = timedelta(seconds=60)
-"""The same for the start of a pod that waits for the job's code."""
 
 POD_OVERDUE = "PodOverdue"
 
@@ -112,7 +111,7 @@ def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
         start_time_left(observed, now),
         patience_left(observed, now),
         observed.first_answer_left(now) if observed.in_place else None,
-        _start_left(slow, now) if (slow := _slow_to_start(observed)) else None,
+        *(slow_start_left(p, now) for p in observed.training_pods),
     )
     return soonest(*(left for left in times if left is not None and left > timedelta(0)))
 
@@ -205,7 +204,9 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
         return pause
     if {p.replica for p in observed.training_pods}.issuperset(training_replicas(observed.job.spec)):
         return timedelta(0)
-    return time_left(restarts.last_time, restart_delay(restarts.since_progress), now)
+    first = observed.status.first_failure
+    delay = start_delay if first is not None and first.reason in AT_START else restart_delay
+    return time_left(restarts.last_time, delay(restarts.since_progress), now)
 
 
 def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
@@ -270,14 +271,17 @@ def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Pla
     trouble = _storage_trouble(observed)
     if trouble:
         message = trouble
-    message += "".join(f"; {problem}" for problem in (observed.size_refusal, evaluator.problem) if problem)
+    pause, left = describe_pause(observed, now) if not trouble else ("", None)
+    problems = pause, observed.size_refusal, evaluator.problem
+    message += "".join(f"; {problem}" for problem in problems if problem)
     status = transitions.run(observed, message, now, waits=bool(trouble))
     if not is_true(observed.status, RUNNING):
         return Plan(status, events=(Event("Normal", "Started", message),))
     if message == observed.status.message or (evaluator.creating and not evaluator.problem):
-        return Plan(observed.status)
+        return Plan(observed.status, requeue=left)
     begins = trouble and observed.status.state != status.state
-    return Plan(status, events=(Event("Warning", "WaitingForStorage", message),) if begins else ())
+    events = (Event("Warning", "WaitingForStorage", message),) if begins else ()
+    return Plan(status, events=events, requeue=left)
 
 
 def _storage_trouble(observed: Observed) -> str:
@@ -299,18 +303,18 @@ def _waiting(observed: Observed, now: datetime) -> Plan:
         return Plan(transitions.wait(observed, _UNSCHEDULABLE, message, now))
     for pod in observed.training_pods:
         if pod.waiting is not None and pod.replica in observed.training_replicas:
-            reason, detail = pod.waiting
-            message = f"{pod.replica.title} can't start: {reason}" + (f": {detail}" if detail else "")
-            return Plan(transitions.wait(observed, reason, message, now))
-    code, late = observed.job.spec.code, _slow_to_start(observed)
-    if code is not None and late is not None and _start_left(late, now) <= timedelta(0):
-        # A missing volume is only an event, and the kubelet reports the same state while it pulls an image.
-        message = (
-            f"{late.replica.title} hasn't started yet: its image is still pulled, or a volume is missing,"
-            f" such as its code in ConfigMap {code.config_map}; kubectl describe pod {late.name} -n"
-            f" {observed.meta.namespace} says which"
-        )
-        return Plan(transitions.wait(observed, "SlowStart", message, now))
+            message = describe_waiting(observed, pod, pod.waiting)
+            return Plan(transitions.wait(observed, pod.waiting[0], message, now))
+    slow = next((p for p in observed.training_pods if is_slow_to_start(p, now)), None)
+    if slow is not None:
+        message = f"{slow.replica.title} hasn't started yet: {_why_slow(observed, slow)}"
+        return Plan(transitions.wait(observed, "SlowStart", message, now), requeue=RECHECK)
+    if away := [r.title for r in observed.training_replicas if is_away(observed, r)]:
+        started = max((p.started_at for p in observed.training_pods if p.started_at), default=now)
+        if (left := time_left(started, SLOW_START, now)) > timedelta(0):
+            return Plan(observed.status, requeue=left)
+        message = f"{', '.join(away)}: not joined the others, though all pods have run since {utc(started)}"
+        return Plan(transitions.wait(observed, "SlowStart", quoted(message), now))
     held, again = (find_condition(observed.status, kind) for kind in (RUNNING, RESTARTING))
     if held is not None and held.reason == "Starting":
         return Plan(observed.status)
@@ -338,13 +342,23 @@ def _starting(observed: Observed) -> str:
     return f"starting {len(observed.training_replicas)} training replicas"
 
 
-def _slow_to_start(observed: Observed) -> Pod | None:
-    """Return a pod that has a node and no container yet; None if the job has no code."""
-    if observed.job.spec.code is None:
-        return None
-    pods = (p for p in observed.training_pods if p.state is PodState.STARTING and p.waiting is None)
-    return min(pods, key=lambda pod: pod.replica, default=None)
+def _why_slow(observed: Observed, pod: Pod) -> str:
+    """Return what a pod does before its training container runs, with its newest event.
 
-
-def _start_left(pod: Pod, now: datetime) -> timedelta:
-    return time_left(pod.created_at or now, SLOW_TO_START, now)
+    A missing volume is only an event: the status is the same while an image is pulled.
+    """
+    event = observed.pod_events.get(pod.name)
+    warning = f"{event.reason}: {event.message}" if event is not None and event.is_warning else ""
+    if pod.activity:
+        return pod.activity + (f" ({warning})" if warning else "")
+    if warning:
+        return warning
+    if event is not None and event.reason == "Pulling":
+        return f"{event.message} since {utc(event.at)}"
+    code = observed.job.spec.code
+    such = f", such as its code in ConfigMap {code.config_map}" if code is not None else ""
+    place = f" on node {pod.node}" if pod.node else ""
+    return (
+        f"its image is still pulled{place}, or a volume is missing{such}; kubectl describe pod {pod.name} -n"
+        f" {observed.meta.namespace} says which"
+    )

@@ -1,7 +1,8 @@
-"""`spec.startTimeoutSeconds`: a job whose replicas don't all start yields its machines, and retries later.
+"""`spec.startTimeoutSeconds`: a job one of whose replicas gets no node yields its machines; it retries later.
 
 Otherwise two jobs that each hold half of the machines would block each other forever. A gang that waits for
-nodes holds none: its time begins with its first node.
+nodes holds none: its time begins with its first node. A job whose pods all have nodes keeps them, however
+long they take to start: new pods would begin that work again, on the same machines.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from datetime import datetime, timedelta
 
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
+from trainjob.core.agent import python_hint
 from trainjob.core.agent_reports import ABSENT, LOST, MEETING
 from trainjob.core.conditions import RUNNING, active_since, find_condition
 from trainjob.core.delays import time_left
 from trainjob.core.failure import trains_on
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
-from trainjob.core.pods import PodState
+from trainjob.core.pods import Pod, PodState
 from trainjob.core.wording import listed, quoted
 
 LONGEST_PAUSE = timedelta(seconds=60)
@@ -25,7 +27,7 @@ SHORTEST_PAUSE = timedelta(seconds=5)
 
 
 def yielded(observed: Observed, now: datetime) -> Plan | None:
-    """Stop an attempt that has been starting for too long; name the missing replicas and the reasons."""
+    """Stop an attempt one of whose replicas has had no node for too long; say who is missing, and why."""
     left = start_time_left(observed, now)
     if left is None or left > timedelta(0) or not observed.training_pods:
         return None
@@ -42,9 +44,16 @@ def yielded(observed: Observed, now: datetime) -> Plan | None:
 
 
 def start_time_left(observed: Observed, now: datetime) -> timedelta | None:
-    """Return the time left until the start timeout, or None if the job isn't starting."""
-    since = waiting_since(observed)
-    return since + timedelta(seconds=observed.job.spec.start_timeout_seconds) - now if since else None
+    """Return the time left until the start timeout, or None while no replica waits for a node.
+
+    A replica whose pod is refused, as by a quota, waits for one too.
+    """
+    since, refused = waiting_since(observed), observed.training_refusal is not None
+    unplaced = [p.created_at for p in observed.training_pods if p.state is PodState.PENDING and p.created_at]
+    if since is None or not (unplaced or refused):
+        return None
+    begun = since if refused else max(since, min(unplaced))
+    return begun + timedelta(seconds=observed.job.spec.start_timeout_seconds) - now
 
 
 def waiting_since(observed: Observed) -> datetime | None:
@@ -84,13 +93,21 @@ def who_is_missing(observed: Observed) -> list[str]:
         if pod is None:
             clauses.append(f"{replica.title} has no pod" + _refused(observed))
         elif pod.waiting is not None:
-            reason, detail = pod.waiting
-            clauses.append(f"{replica.title} can't start: {reason}" + (f": {detail}" if detail else ""))
+            clauses.append(describe_waiting(observed, pod, pod.waiting))
+        elif pod.activity:
+            clauses.append(f"{replica.title} has not started: {pod.activity}")
         elif pod.state in (PodState.PENDING, PodState.STARTING):
             clauses.append(f"{replica.title} has not started")
-        elif _is_away(observed, replica):
+        elif is_away(observed, replica):
             clauses.append(f"{replica.title} has not joined the others")
     return clauses or ["not all workers have joined"]
+
+
+def describe_waiting(observed: Observed, pod: Pod, waiting: tuple[str, str]) -> str:
+    """Return `worker 1 can't start: ImagePullBackOff: no such image`."""
+    reason, detail = waiting
+    why = f"{reason}: {detail}{python_hint(observed.job.spec, detail)}" if detail else reason
+    return f"{pod.replica.title} can't start: {why}"
 
 
 def _refused(observed: Observed) -> str:
@@ -98,9 +115,11 @@ def _refused(observed: Observed) -> str:
     return f": {quoted(refusal.message)}" if refusal is not None else ""
 
 
-def _is_away(observed: Observed, replica: Replica) -> bool:
+def is_away(observed: Observed, replica: Replica) -> bool:
+    """Return whether the pod of this replica runs, and its agent isn't among those that meet."""
     report = observed.agent_report
-    if report is None or report.phase != MEETING:
+    runs = any(p.replica == replica and p.state is PodState.RUNNING for p in observed.training_pods)
+    if report is None or report.phase != MEETING or not runs:
         return False
     member = report.members.get(replica)
     return member is None or member.state in (ABSENT, LOST)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from trainjob.core import transitions
 from trainjob.core.actions import Action, CreatePod, Event, Plan, create_agent_objects, stop_pods
 from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
-from trainjob.core.delays import restart_delay, soonest, time_left
+from trainjob.core.delays import restart_delay, soonest, start_delay, time_left
 from trainjob.core.exits import OUTPUT_FINISHED
 from trainjob.core.failure import awaited_pods, describe_pod, end_due, is_unreachable, lost_nodes
 from trainjob.core.names import EVALUATOR, LABEL_RESTORED, Replica, finishing_roles, leader, root_folder
@@ -81,7 +81,8 @@ def avoids_for_nothing(pods: Iterable[Pod], lost: frozenset[str]) -> tuple[Pod, 
 
 def _pause_left(pod: Pod, now: datetime) -> timedelta:
     since = pod.finished_at or pod.created_at  # not every eviction has a finish time
-    return time_left(since, restart_delay(pod.incarnation), now) if since else timedelta(0)
+    delay = start_delay if pod.failed_at_start else restart_delay
+    return time_left(since, delay(pod.incarnation), now) if since else timedelta(0)
 
 
 def _create(

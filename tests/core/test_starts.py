@@ -1,0 +1,184 @@
+"""Pods on their way to training: what people read of it, and what is done about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.world.agents import Agents, training
+from support.world.jobs import build_job, build_plain_job
+from support.world.world import World
+from trainjob.core.conditions import find_condition
+
+BUILDERS = [build_job, build_plain_job]
+
+
+def states_of(world: World) -> tuple[str | None, int, int]:
+    restarts = world.status.restarts
+    return world.status.state, restarts.charged, restarts.uncharged
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+async def test_a_failing_init_container_backs_off_and_counts_once_for_all_pods(build: Any) -> None:
+    world = World(build(workers=4, maxRestarts=2, evaluator=False))
+    await world.settle()
+    for delay in (10, 20):
+        old = {p["metadata"]["name"] for p in world.pods}
+        for index in range(4 if build is build_job else 1):
+            world.cluster.fail_init(world.pod("worker", index), message="permission denied")
+            await world.settle()
+            world.let_go()
+        await world.settle()
+        assert "failed in its init container fetch (exit code 1: permission denied)" in (
+            world.status.message or ""
+        )
+        assert states_of(world) == ("Restarting", delay // 10, 0)
+        await world.pass_time(delay - 1)
+        assert world.pods == []
+        await world.pass_time(1)
+        assert len(world.pods) == 4
+        assert old.isdisjoint(p["metadata"]["name"] for p in world.pods)
+    world.cluster.fail_init(world.pod("worker", 3), message="permission denied")
+    await world.settle()
+    assert world.status.state in ("Failing", "Failed")
+    assert (world.status.message or "").endswith("2 of 2 restarts used")
+
+
+async def test_a_pod_that_fails_at_its_start_later_joins_the_restart() -> None:
+    """Its image took longer than the others'."""
+    world = World(build_job(workers=2, evaluator=False))
+    agents = Agents(world)
+    await world.settle()
+    late = world.pod("worker", 1)
+    world.cluster.fail_init(world.pod("worker", 0))
+    await world.pass_time(10)
+    assert world.pod("worker", 1)["metadata"]["name"] == late["metadata"]["name"]
+    world.cluster.fail_init(late)
+    await world.settle()
+    assert world.pod("worker", 1)["metadata"]["name"] != late["metadata"]["name"]
+    world.each(world.cluster.run_pod)
+    agents.meet()
+    await world.settle()
+    assert states_of(world) == ("Running", 1, 0)
+
+
+async def test_a_missing_program_ends_the_first_attempt() -> None:
+    world = World(build_job(evaluator=False))
+    await world.settle()
+    message = 'container init: exec: "python3": executable file not found in $PATH: unknown'
+    world.cluster.end_pod(world.pod("worker", 0), 128, reason="StartError", message=message)
+    await world.settle()
+    assert (world.status.message or "").endswith("restartStrategy: Recreate; a restart can't fix that")
+
+
+async def test_an_evaluators_init_container_backs_off_too() -> None:
+    world = World(build_job())
+    await world.settle()
+    world.cluster.fail_init(world.pod("evaluator"))
+    await world.pass_time(9)
+    assert len([p for p in world.pods if "evaluator" in p["metadata"]["name"]]) == 1
+    before = world.pod("evaluator")["metadata"]["name"]
+    await world.pass_time(1)
+    assert world.pod("evaluator")["metadata"]["name"] != before
+
+
+RUNS = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+SINCE = "2026-01-01T00:00:00Z"
+UNKNOWN = (
+    "its image is still pulled, or a volume is missing; kubectl describe pod {pod} -n default says which"
+)
+MOUNT = 'MountVolume.SetUp failed for volume "data" : configmap "nothing" not found'
+
+
+def event(reason: str, message: str, kind: str = "Normal") -> dict[str, Any]:
+    return {"type": kind, "reason": reason, "message": message, "lastTimestamp": SINCE}
+
+
+@pytest.mark.parametrize(
+    ("state", "newest", "message"),
+    [
+        (RUNS, None, f"init container fetch has been running since {SINCE}"),
+        (
+            RUNS,
+            event("Unhealthy", "Startup probe failed: 503", "Warning"),
+            f"init container fetch has been running since {SINCE} (Unhealthy: Startup probe failed: 503)",
+        ),
+        (None, event("FailedMount", MOUNT, "Warning"), f"FailedMount: {MOUNT}"),
+        (None, event("Pulling", 'Pulling image "tf:1"'), f'Pulling image "tf:1" since {SINCE}'),
+        (None, event("Scheduled", "Successfully assigned"), UNKNOWN),
+        (None, None, UNKNOWN),
+    ],
+)  # fmt: skip
+async def test_a_pod_with_a_node_is_never_replaced_and_says_what_it_does(
+    state: dict[str, Any] | None, newest: dict[str, Any] | None, message: str
+) -> None:
+    world = World(build_job(startTimeoutSeconds=20, evaluator=False))
+    await world.settle()
+    names = [p["metadata"]["name"] for p in world.pods]
+    if newest is not None:
+        world.cluster.pod_events = {names[0]: newest}
+    waiting = {"waiting": {"reason": "PodInitializing"}}
+    for pod in world.pods:
+        world.cluster.set_init(pod, state or waiting)
+    await world.pass_time(29)
+    assert (world.status.state, world.status.message) == ("Pending", "starting 2 workers")
+    await world.pass_time(1)
+    told = f"worker 0 hasn't started yet: {message.format(pod=names[0])}"
+    assert world.status.message == told
+    await world.pass_time(3600)
+    assert [p["metadata"]["name"] for p in world.pods] == names
+    assert (world.status.message, *states_of(world)) == (told, "Pending", 0, 0)
+    running = find_condition(world.status, "Running")
+    assert running is not None
+    assert running.reason == "SlowStart"
+
+
+@pytest.mark.parametrize("held", ["ImagePullBackOff", "CreateContainerConfigError", "slow"])
+async def test_a_job_with_one_pod_without_a_node_makes_room_whatever_its_other_pods_do(held: str) -> None:
+    """Two jobs that are half placed each would block each other."""
+    world = World(build_job(startTimeoutSeconds=60, evaluator=False))
+    await world.settle()
+    names = {p["metadata"]["name"] for p in world.pods}
+    if held == "slow":
+        world.cluster.set_init(world.pod("worker", 0), RUNS)
+    else:
+        world.cluster.hold_pod(world.pod("worker", 0), held, "why")
+    world.cluster.hold_pod(world.pod("worker", 1), "Unschedulable", "no room")
+    await world.pass_time(61)
+    assert (world.status.state, world.status.restarts.uncharged) == ("Restarting", 1)
+    assert "worker 1 can't start: Unschedulable: no room; yielded after 60 s" in (world.status.message or "")
+    world.let_go()
+    await world.settle()
+    assert names.isdisjoint(p["metadata"]["name"] for p in world.pods)
+
+
+async def test_the_time_without_a_node_is_the_pods_own() -> None:
+    world, agents = await training(build_job(startTimeoutSeconds=60, evaluator=False))
+    agents.phase = "meeting"
+    world.cluster.evict_pod(world.pod("worker", 1))
+    agents.tell()
+    await world.settle()
+    world.cluster.set_init(world.pod("worker", 1), RUNS)
+    await world.pass_time(300)
+    world.cluster.evict_pod(world.pod("worker", 1))
+    await world.pass_time(5)
+    world.cluster.hold_pod(world.pod("worker", 1), "Unschedulable", "no room")
+    await world.pass_time(50)
+    assert "StartTimeout" not in dict(world.cluster.events)
+    await world.pass_time(20)
+    assert "StartTimeout" in dict(world.cluster.events)
+
+
+async def test_a_worker_that_never_joins_is_named_and_keeps_its_pod() -> None:
+    world = World(build_job(startTimeoutSeconds=60, evaluator=False))
+    agents = Agents(world, lost={"worker-1": 5.0}, state_of_lost="absent")
+    await world.settle()
+    names = [p["metadata"]["name"] for p in world.pods]
+    world.each(world.cluster.run_pod)
+    agents.tell()
+    await world.pass_time(120)
+    assert (world.status.message or "").startswith(
+        "worker 1: not joined the others, though all pods have run"
+    )
+    assert [p["metadata"]["name"] for p in world.pods] == names
