@@ -34,6 +34,11 @@ BOTH = "worker 0 and 1 more: training at step 40"
             {"state": "rereading", "rereadBatches": 700},
             f"worker 1: rereading, 700 batches so far, since {T0}",
         ),
+        (
+            {"state": "training", "step": 7},  # a loop of its own
+            {"state": "training", "step": 7},
+            f"no step since {T0}: worker 0 and 1 more: training at step 7",
+        ),
         (None, None, f"no first step since {T0}: worker 0 and 1 more: no report"),
     ],
 )

@@ -118,6 +118,13 @@ def test_what_runs_before_the_training_container(
     assert (read.waiting, read.activity, read.failed_at_start) == (waiting, activity, False)
 
 
+def test_a_sidecar_that_fails_beside_the_training_container_keeps_nobody() -> None:
+    init = [{"name": "mesh", "state": BACK_OFF, "lastState": ended(3), "started": False}]
+    read = read_pod({**pod(container(RUNS, initContainerStatuses=init)), "spec": SIDECAR})
+    assert read is not None
+    assert (read.state, read.waiting, read.activity) == (PodState.RUNNING, None, "")
+
+
 def test_a_sidecar_that_ends_with_the_pod_has_not_failed_it() -> None:
     init = [{"name": "mesh", "state": ended(143)}, {"name": "fetch", "state": ended(1)}]
     read = read_pod({**pod({"phase": "Failed", "initContainerStatuses": init}), "spec": SIDECAR})

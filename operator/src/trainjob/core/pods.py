@@ -175,7 +175,9 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         status = {name: value for name, value in status.items() if name not in ("reason", "message")}
     state = _state(status, container)
     disrupted = _is_disrupted(status)
-    init, init_failed = _current_init(spec, status), _failed_init(spec, status) if not ended else None
+    has_begun = bool(ended) or "running" in container  # then no init container keeps it
+    init = _current_init(spec, status) if not has_begun else ({}, False)
+    init_failed = _failed_init(spec, status) if not has_begun else None
     message = (ended or {}).get("message") or status.get("message") or ""
     due_at = read_time(meta.get("deletionTimestamp"))
     return Pod(
@@ -368,7 +370,7 @@ def _init_waiting(init: Mapping[str, Any], restarts: bool) -> tuple[str, str] | 
     if restarts and ended:  # also in the seconds in which it runs again
         return "CrashLoopBackOff", f"init container {init['name']} ended with {_describe_end(ended)}"
     waiting = waiting_reason({}, state)
-    return (waiting[0], f"init container {init['name']}: {waiting[1]}") if waiting else None
+    return (waiting[0], f"init container {init['name']}: {waiting[1]}".rstrip(": ")) if waiting else None
 
 
 def _activity(init: Mapping[str, Any], restarts: bool) -> str:

@@ -256,7 +256,8 @@ def describe_pause(observed: Observed, now: datetime) -> tuple[str, timedelta | 
     if busy:
         return f"{_what_they_do(busy)}, since {utc(since)}", None
     usual = f" (one takes {_duration(step)})" if step is not None else ""
-    first = "first " if step is None else ""
+    has_stepped = writer is not None and (writer.step or 0) > (writer.resumed_from or 0)
+    first = "first " if step is None and not has_stepped else ""
     return f"no {first}step since {utc(since)}{usual}: {_what_they_do(reports)}", None
 
 
