@@ -217,3 +217,39 @@ def refused_pods(cluster: NodeCluster) -> int:
             if re.match(r'trainjob_api_requests_total\{(?=.*code="403")(?=.*resource="pods")', line):
                 count += float(line.split()[-1])
     return int(count)
+
+
+def test_of_two_jobs_that_are_half_placed_each_makes_room(installed: NodeCluster, restricted: str) -> None:
+    """One has the only node for chiefs, the other the only one for workers."""
+    (node, *_) = installed.get("nodes")["items"]
+    name = node["metadata"]["name"]
+    one_each = {"status": {"capacity": {"example.com/chief": "1", "example.com/worker": "1"}}}
+    installed.kubectl(
+        "patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(one_each)
+    )
+
+    def half(job: str, **worker: Any) -> dict[str, Any]:
+        roles = {
+            "chief": {"resources": {"limits": {"example.com/chief": "1"}}},
+            "worker": {"replicas": 1, "resources": {"limits": {"example.com/worker": "1"}}, **worker},
+        }
+        return script_job(job, DONE, startTimeoutSeconds=20, **roles)
+
+    def runs(job: str, role: str) -> bool:
+        selector = f"trainjob.dev/job={job},trainjob.dev/role={role}"
+        pods = installed.get("pods", namespace=restricted, selector=selector)["items"]
+        return any(pod["status"]["phase"] == "Running" for pod in pods)
+
+    installed.apply(half("first", nodeSelector={"example.com/half": "yes"}), namespace=restricted)
+    until(lambda: runs("first", "chief"), what="the first one's chief", seconds=180, every=0.2)
+    installed.apply(half("second"), namespace=restricted)
+    until(
+        lambda: runs("second", "worker") and runs("first", "chief"),
+        what="both hold what the other needs",
+        seconds=180,
+        every=0.2,
+    )
+    installed.kubectl("label", "node", name, "example.com/half=yes", "--overwrite")
+    jobs = [wait_for(installed, restricted, job, "condition=Complete") for job in ("first", "second")]
+    assert sum(job["status"]["restarts"]["uncharged"] for job in jobs) >= 1
+    assert {job["status"]["restarts"]["charged"] for job in jobs} == {0}
