@@ -57,7 +57,10 @@ def explain(cluster: Cluster, *words: str) -> str:
         ("tj.spec.restartStrategy", "ENUM: InPlace Recreate"),
         ("tj.spec.template", "see kubectl explain pod.spec"),
         ("tj.status", "conditions <[]Object> Queued, Running, Restarting, Suspended, Complete and Failed."),
-        ("tj.status.firstFailure", "exitCode <integer> Exit code of the training process."),
+        (
+            "tj.status.firstFailure",
+            "exitCode <integer> Exit code of the training process, or of the init container.",
+        ),
         ("tj.status.conditions", "reason <string> One word, for programs."),
     ],
 )

@@ -138,7 +138,9 @@ class FirstFailure(Reported):
     rank: Word = Field("", description="The replica, such as worker-1.")
     reason: Word = Field("", description="One word, as in the table of exit codes.")
     message: Sentence = Field("", description="One sentence.")
-    exit_code: Int64 | None = Field(None, description="Exit code of the process, or init container.")
+    exit_code: Int64 | None = Field(
+        None, description="Exit code of the training process, or of the init container."
+    )
     step: Int64 | None = Field(None, description="The last step that it reported.")
     log_tail: LogTail = Field("", description="The last lines of its log.")
 
