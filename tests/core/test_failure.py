@@ -135,18 +135,26 @@ def test_what_fails_before_training(status: dict[str, Any], told: str, counted: 
     assert (failure.sentence, failure.cause.counted) == (f"worker 1 {told}", counted)
 
 
+BEGUN = {"startTime": NOW.isoformat()}
+OVERDUE = {"phase": "Failed", "reason": "DeadlineExceeded"}
+
+
 @pytest.mark.parametrize(
-    ("status", "reason"),
+    ("seconds", "status", "reason"),
     [
-        ({"phase": "Failed", "reason": "DeadlineExceeded"}, "DeadlineExceeded"),
-        ({"phase": "Running", "startTime": NOW.isoformat()}, "DeadlineExceeded"),  # the kubelet says it later
-        ({"phase": "Running", "startTime": (NOW + timedelta(seconds=1)).isoformat()}, "Killed"),
+        (5, OVERDUE, "DeadlineExceeded"),
+        (5, {"phase": "Running", **BEGUN}, "DeadlineExceeded"),  # the kubelet says it later
+        (6, {"phase": "Running", **BEGUN}, "Killed"),
+        (6, {**OVERDUE, **BEGUN}, "Killed"),  # a sidecar ran on
+        (1, {**OVERDUE, **BEGUN}, "Killed"),  # the controller has ended a sidecar
     ],
 )
-def test_a_deadline_of_the_pod_is_named_and_not_the_signal(status: dict[str, str], reason: str) -> None:
+def test_a_deadline_of_the_pod_is_named_and_not_the_signal(
+    seconds: int, status: dict[str, str], reason: str
+) -> None:
     overdue = pod(1, ended=5, exitCode=143, reason="Error")
     overdue["status"] |= status
-    failure = failure_of(pod(0), {**overdue, "spec": {"activeDeadlineSeconds": 5}})
+    failure = failure_of(pod(0), {**overdue, "spec": {"activeDeadlineSeconds": seconds}})
     assert failure is not None
     assert (failure.reason, failure.exit_code) == (reason, 143)
 

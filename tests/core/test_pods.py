@@ -74,7 +74,7 @@ SINCE = "has been running since 2026-01-01T00:00:00Z"
 NO_IMAGE = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
 
 
-def ended(code: int, **how: str) -> dict[str, Any]:
+def over(code: int, **how: str) -> dict[str, Any]:
     return {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed", **how}}
 
 
@@ -90,19 +90,19 @@ STARTED = {"name": "mesh", "state": RUNS, "started": True}
             "",
         ),
         ([STARTED, {"name": "fetch", "state": RUNS}], None, f"init container fetch {SINCE}"),
-        ([{"name": "fetch", "state": ended(0)}], None, ""),
+        ([{"name": "fetch", "state": over(0)}], None, ""),
         (
             [{"name": "mesh", "state": RUNS, "started": False}],
             None,
             f"init container mesh {SINCE} and hasn't passed its startup probe",
         ),
         (
-            [{"name": "mesh", "state": BACK_OFF, "lastState": ended(3, message="a\nno certificate\n")}],
+            [{"name": "mesh", "state": BACK_OFF, "lastState": over(3, message="a\nno certificate\n")}],
             ("CrashLoopBackOff", "init container mesh ended with exit code 3: no certificate"),
             "",
         ),
         (
-            [{"name": "mesh", "state": BACK_OFF, "lastState": ended(137, reason="OOMKilled")}],
+            [{"name": "mesh", "state": BACK_OFF, "lastState": over(137, reason="OOMKilled")}],
             ("CrashLoopBackOff", "init container mesh ended with OOMKilled, exit code 137"),
             "",
         ),
@@ -119,14 +119,14 @@ def test_what_runs_before_the_training_container(
 
 
 def test_a_sidecar_that_fails_beside_the_training_container_keeps_nobody() -> None:
-    init = [{"name": "mesh", "state": BACK_OFF, "lastState": ended(3), "started": False}]
+    init = [{"name": "mesh", "state": BACK_OFF, "lastState": over(3), "started": False}]
     read = read_pod({**pod(container(RUNS, initContainerStatuses=init)), "spec": SIDECAR})
     assert read is not None
     assert (read.state, read.waiting, read.activity) == (PodState.RUNNING, None, "")
 
 
 def test_a_sidecar_that_ends_with_the_pod_has_not_failed_it() -> None:
-    init = [{"name": "mesh", "state": ended(143)}, {"name": "fetch", "state": ended(1)}]
+    init = [{"name": "mesh", "state": over(143)}, {"name": "fetch", "state": over(1)}]
     read = read_pod({**pod({"phase": "Failed", "initContainerStatuses": init}), "spec": SIDECAR})
     assert read is not None
     assert read.init_failure is not None

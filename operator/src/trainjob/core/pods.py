@@ -175,6 +175,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         status = {name: value for name, value in status.items() if name not in ("reason", "message")}
     state = _state(status, container)
     disrupted = _is_disrupted(status)
+    is_overdue = not told_to_end and _is_overdue(spec, status, ended)
     has_begun = bool(ended) or "running" in container  # then no init container keeps it
     init = _current_init(spec, status) if not has_begun else ({}, False)
     init_failed = _failed_init(spec, status) if not has_begun else None
@@ -195,7 +196,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         activity=_activity(*init),
         init_failure=_read_init_failure(init_failed) if init_failed else None,
         exit_code=ended.get("exitCode") if ended else None,
-        reason=OVERDUE if _is_overdue(spec, status, ended) else _end_reason(status, ended, disrupted),
+        reason=OVERDUE if is_overdue else _end_reason(status, ended, disrupted),
         message=message,
         disrupted=disrupted,
         explanation=status.get("message") or "",
@@ -411,10 +412,10 @@ def _is_disrupted(status: Mapping[str, Any]) -> bool:
 def _is_overdue(spec: Mapping[str, Any], status: Mapping[str, Any], ended: Mapping[str, Any] | None) -> bool:
     """Return whether the pod's own deadline has ended it; the kubelet may say so later than the container."""
     begun, end = read_time(status.get("startTime")), read_time((ended or {}).get("finishedAt"))
-    if status.get("reason") == OVERDUE or not (ended and ended.get("exitCode") and begun and end):
-        return status.get("reason") == OVERDUE
     allowed = spec.get("activeDeadlineSeconds")
-    return isinstance(allowed, int) and (end - begun).total_seconds() >= allowed
+    if ended and begun and end and isinstance(allowed, int):
+        return bool(ended.get("exitCode")) and (end - begun).total_seconds() >= allowed
+    return status.get("reason") == OVERDUE
 
 
 def _end_reason(status: Mapping[str, Any], ended: Mapping[str, Any] | None, disrupted: bool) -> str:
