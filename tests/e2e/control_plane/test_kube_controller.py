@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from support.kube.kube_cluster import running
 from support.kube.kubelet import GhostAgents
 from support.kube.proxy import FaultyProxy
 from support.kube.real_kube import RealKubelet, open_real, states, through
+from support.kube.webhook import open_webhook
 from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, ClusterError, Conflict, JobKey, ObjectRef, Refused
@@ -180,40 +184,83 @@ async def test_what_a_policy_denies_is_waited_for(
         await reach(admin, namespace, {"digits": "Running"})
 
 
-async def test_a_network_policy_that_another_program_rewrites_is_restored_once(
-    access: Access, admin: ApiClient, namespace: str
+@pytest.mark.parametrize(
+    ("code", "reason"), [(403, "Forbidden"), (400, "BadRequest"), (422, "Invalid"), (409, "AlreadyExists")]
+)
+async def test_what_a_webhook_denies_is_waited_for(
+    code: int,
+    reason: str,
+    access: Access,
+    admin: ApiClient,
+    control_plane: Cluster,
+    namespace: str,
+    tmp_path: Path,
 ) -> None:
-    rewritten = 0
+    """Whatever it answers: a webhook writes the whole status."""
+    status = {"code": code, "reason": reason, "message": "which team pays?"}
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    kubelet, denied = RealKubelet(admin, namespace, lambda _pod: None), []
 
-    async def rewrite() -> None:
-        """Open the policy whenever it isn't open, and label it, as policy engines do."""
-        nonlocal rewritten
-        while True:
-            with contextlib.suppress(ClusterError):
-                found = await admin.get(NETWORK_POLICIES, namespace, "digits")
-                if found["spec"].get("ingress") != [{}]:
-                    labels = {"policy.example.com/seen": "yes"}
-                    patch = {"metadata": {"labels": labels}, "spec": {"ingress": [{}]}}
-                    await admin.patch(NETWORK_POLICIES, namespace, "digits", patch)
-                    rewritten += 1
-            await asyncio.sleep(0.05)
+    def deny(request: dict[str, Any]) -> dict[str, Any]:
+        denied.append(request["name"])
+        return {"allowed": False, "status": status}
 
+    async with (
+        open_webhook(control_plane, "Validating", namespace, [pods], deny, tmp_path) as webhook,
+        open_controller(access, namespace, kubelet=kubelet),
+        running(kubelet.run()),
+    ):
+        await admin.create(TRAINJOBS, build_job(namespace=namespace, evaluator=False))
+        async with asyncio.timeout(GUARD_SECONDS):
+            message = ""
+            while "which team pays?" not in message:
+                await asyncio.sleep(0.05)
+                found = (await admin.get(TRAINJOBS, namespace, "digits")).get("status") or {}
+                message = found.get("message", "")
+        assert found["state"] == "Pending"
+        assert denied
+        control_plane.kubectl("delete", webhook)
+        await reach(admin, namespace, {"digits": "Running"})
+
+
+async def test_a_network_policy_that_a_webhook_rewrites_is_restored_once(
+    access: Access, admin: ApiClient, control_plane: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    rewritten: list[str] = []
+
+    def rewrite(request: dict[str, Any]) -> dict[str, Any]:
+        """Open and label each policy, as policy engines do."""
+        rewritten.append(request["operation"])
+        patch = [
+            {"op": "add", "path": "/metadata/labels/policy.example.com~1seen", "value": "yes"},
+            {"op": "add", "path": "/spec/ingress", "value": [{}]},
+        ]
+        encoded = base64.b64encode(json.dumps(patch).encode()).decode()
+        return {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
+
+    policies = {
+        "apiGroups": ["networking.k8s.io"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["networkpolicies"],
+    }
     calls: list[Call] = []
     finished: set[str] = set()
     kubelet = RealKubelet(admin, namespace, lambda pod: 0 if role_of(pod) in finished else None)
     async with (
+        open_webhook(control_plane, "Mutating", namespace, [policies], rewrite, tmp_path),
         open_controller(access, namespace, kubelet=kubelet, on_call=calls.append),
-        running(kubelet.run(), rewrite()),
+        running(kubelet.run()),
     ):
         await admin.create(TRAINJOBS, build_job(namespace=namespace))
         async with asyncio.timeout(GUARD_SECONDS):
-            while rewritten < 2:  # noqa: ASYNC110 - counted above
+            while "UPDATE" not in rewritten:  # noqa: ASYNC110 - the webhook adds to it
                 await asyncio.sleep(0.05)
         finished.update(("worker", "evaluator"))
         await reach(admin, namespace, {"digits": "Complete"})
     replaced = [call for call in calls if (call.verb, call.resource) == ("update", "networkpolicies")]
-    assert [call.code for call in replaced if call.code != 409] == [200]
-    assert rewritten == 2
+    assert [call.code for call in replaced] == [200]
+    assert rewritten == ["CREATE", "UPDATE"]
 
 
 async def _phases(admin: ApiClient, namespace: str) -> Counter[str]:
