@@ -83,6 +83,25 @@ async def test_an_evaluators_init_container_backs_off_too() -> None:
     assert world.pod("evaluator")["metadata"]["name"] != before
 
 
+async def test_an_evaluator_that_does_not_start_says_why_beside_training_and_after_it() -> None:
+    world = World(build_job())
+    agents = Agents(world)
+    await world.settle()
+    world.each(world.cluster.run_pod, "worker")
+    agents.meet()
+    world.cluster.hold_pod(world.pod("evaluator"), "ImagePullBackOff", "no such image")
+    await world.pass_time(60)
+    why = "evaluator 0 can't start: ImagePullBackOff: no such image"
+    assert (world.status.state, world.status.message) == ("Running", f"training on 2 workers; {why}")
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.pass_time(60)
+    assert world.status.state == "Evaluating"
+    assert (world.status.message or "").endswith(f"; {why}")
+    world.cluster.run_pod(world.pod("evaluator"))
+    await world.pass_time(60)
+    assert "can't start" not in (world.status.message or "")
+
+
 RUNS = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 SINCE = "2026-01-01T00:00:00Z"
 UNKNOWN = (

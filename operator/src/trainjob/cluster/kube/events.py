@@ -139,14 +139,14 @@ class PodEvents:
         """Return the newest Event by the name of its pod; nothing where it isn't allowed to read Events."""
         now = self._clock()
         found = (read_pod(pod) for pod in pods if (pod.get("status") or {}).get("phase") == "Pending")
-        slow = [p for p in found if p is not None and is_training(p.replica) and is_slow_to_start(p, now)]
+        slow = [p for p in found if p is not None and is_slow_to_start(p, now)]
         if not slow:
             self._known.pop(key, None)
             return {}
         read_at, events = self._known.get(key, (None, {}))
         if read_at is None or now - read_at >= RECHECK:
             events = {}
-            pod = min(slow, key=lambda p: p.replica)
+            pod = min(slow, key=lambda p: (not is_training(p.replica), p.replica))
             with suppress(ClusterError):
                 about = f"involvedObject.uid={pod.uid}"
                 listed = (await self._api.list(EVENTS, key.namespace, fields=about)).get("items") or ()

@@ -28,7 +28,13 @@ from trainjob.core.names import Replica, desired_replicas, replica_counts, train
 from trainjob.core.observed import Observed, Refusal, is_same_policy
 from trainjob.core.pods import SLOW_START, Pod, PodState, is_slow_to_start, slow_start_left
 from trainjob.core.policies.elastic_policy import patience_left
-from trainjob.core.policies.startup_policy import describe_waiting, is_away, pause_left, start_time_left
+from trainjob.core.policies.startup_policy import (
+    describe_slow,
+    describe_waiting,
+    is_away,
+    pause_left,
+    start_time_left,
+)
 from trainjob.core.policies.success_policy import EvaluatorStep, avoids_for_nothing, evaluator_step
 from trainjob.core.stragglers import describe_pause
 from trainjob.core.wording import count_roles, quoted, utc
@@ -307,8 +313,9 @@ def _waiting(observed: Observed, now: datetime) -> Plan:
             return Plan(transitions.wait(observed, pod.waiting[0], message, now))
     slow = next((p for p in observed.training_pods if is_slow_to_start(p, now)), None)
     if slow is not None:
-        message = f"{slow.replica.title} hasn't started yet: {_why_slow(observed, slow)}"
-        return Plan(transitions.wait(observed, "SlowStart", message, now), requeue=RECHECK)
+        return Plan(
+            transitions.wait(observed, "SlowStart", describe_slow(observed, slow), now), requeue=RECHECK
+        )
     if away := [r.title for r in observed.training_replicas if is_away(observed, r)]:
         started = max((p.started_at for p in observed.training_pods if p.started_at), default=now)
         if (left := time_left(started, SLOW_START, now)) > timedelta(0):
@@ -340,25 +347,3 @@ _UNSCHEDULABLE = "Unschedulable"
 
 def _starting(observed: Observed) -> str:
     return f"starting {len(observed.training_replicas)} training replicas"
-
-
-def _why_slow(observed: Observed, pod: Pod) -> str:
-    """Return what a pod does before its training container runs, with its newest event.
-
-    A missing volume is only an event: the status is the same while an image is pulled.
-    """
-    event = observed.pod_events.get(pod.name)
-    warning = f"{event.reason}: {event.message}" if event is not None and event.is_warning else ""
-    if pod.activity:
-        return pod.activity + (f" ({warning})" if warning else "")
-    if warning:
-        return warning
-    if event is not None and event.reason == "Pulling":
-        return f"{event.message} since {utc(event.at)}"
-    code = observed.job.spec.code
-    such = f", such as its code in ConfigMap {code.config_map}" if code is not None else ""
-    place = f" on node {pod.node}" if pod.node else ""
-    return (
-        f"its image is still pulled{place}, or a volume is missing{such}; kubectl describe pod {pod.name} -n"
-        f" {observed.meta.namespace} says which"
-    )

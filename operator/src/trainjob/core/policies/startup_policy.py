@@ -20,7 +20,7 @@ from trainjob.core.failure import trains_on
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
-from trainjob.core.wording import listed, quoted
+from trainjob.core.wording import listed, quoted, utc
 
 LONGEST_PAUSE = timedelta(seconds=60)
 SHORTEST_PAUSE = timedelta(seconds=5)
@@ -108,6 +108,30 @@ def describe_waiting(observed: Observed, pod: Pod, waiting: tuple[str, str]) -> 
     reason, detail = waiting
     why = f"{reason}: {detail}{python_hint(observed.job.spec, detail)}" if detail else reason
     return f"{pod.replica.title} can't start: {why}"
+
+
+def describe_slow(observed: Observed, pod: Pod) -> str:
+    """Return what a pod does before its training container runs, with its newest event.
+
+    A missing volume is only an event: the status is the same while an image is pulled.
+    """
+    event = observed.pod_events.get(pod.name)
+    warning = f"{event.reason}: {event.message}" if event is not None and event.is_warning else ""
+    code = observed.job.spec.code
+    such = f", such as its code in ConfigMap {code.config_map}" if code is not None else ""
+    place = f" on node {pod.node}" if pod.node else ""
+    if pod.activity:
+        why = pod.activity + (f" ({warning})" if warning else "")
+    elif warning:
+        why = warning
+    elif event is not None and event.reason == "Pulling":
+        why = f"{event.message} since {utc(event.at)}"
+    else:
+        why = (
+            f"its image is still pulled{place}, or a volume is missing{such}; kubectl describe pod"
+            f" {pod.name} -n {observed.meta.namespace} says which"
+        )
+    return f"{pod.replica.title} hasn't started yet: {why}"
 
 
 def _refused(observed: Observed) -> str:

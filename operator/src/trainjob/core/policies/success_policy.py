@@ -9,12 +9,13 @@ from datetime import datetime, timedelta
 from trainjob.core import transitions
 from trainjob.core.actions import Action, CreatePod, Event, Plan, create_agent_objects, stop_pods
 from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
-from trainjob.core.delays import restart_delay, soonest, start_delay, time_left
+from trainjob.core.delays import RECHECK, restart_delay, soonest, start_delay, time_left
 from trainjob.core.exits import OUTPUT_FINISHED
 from trainjob.core.failure import awaited_pods, describe_pod, end_due, is_unreachable, lost_nodes
 from trainjob.core.names import EVALUATOR, LABEL_RESTORED, Replica, finishing_roles, leader, root_folder
 from trainjob.core.observed import Observed
-from trainjob.core.pods import Pod, PodState
+from trainjob.core.pods import Pod, PodState, slow_start_left
+from trainjob.core.policies.startup_policy import describe_slow, describe_waiting
 from trainjob.core.wording import quoted
 
 # The evaluator: a failure restarts it alone.
@@ -55,7 +56,12 @@ def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
     lost = is_unreachable(observed, newest, now)
     if newest.state is not PodState.FAILED and not newest.deleting and not lost:
         misplaced = avoids_for_nothing([newest], lost_nodes(observed, now))
-        return EvaluatorStep((*older, *stop_pods(observed, misplaced)))
+        left, problem = slow_start_left(newest, now), ""
+        if newest.waiting is not None:
+            problem = describe_waiting(observed, newest, newest.waiting)
+        elif left is not None and left <= timedelta(0):
+            problem, left = describe_slow(observed, newest), RECHECK
+        return EvaluatorStep((*older, *stop_pods(observed, misplaced)), requeue=left, problem=problem)
     cause = describe_pod(observed, newest).cause
     if newest.incarnation > observed.job.spec.max_restarts and cause.counted:
         return EvaluatorStep(older, done=True, problem=f"the evaluator {cause.text}")
@@ -132,7 +138,10 @@ def succeeded(observed: Observed, now: datetime) -> Plan | None:
     if not step.done and left > timedelta(0):
         requeue = soonest(left, step.requeue)
         agents = create_agent_objects(observed) if step.creating else ()
-        return Plan(observed.status, (*stops, *agents, *step.actions), step.events, requeue=requeue)
+        met = find_condition(observed.status, SUCCESS_CRITERIA_MET)
+        message = "; ".join(clause for clause in (met.message if met else "", step.problem) if clause)
+        status = observed.status.model_copy(update={"message": message})
+        return Plan(status, (*stops, *agents, *step.actions), step.events, requeue=requeue)
     awaited = awaited_pods(observed, now)
     if awaited:
         stops = stop_pods(observed, observed.unfinished_pods)
