@@ -35,12 +35,12 @@ def pods_of(cluster: NodeCluster, namespace: str, name: str, role: str) -> list[
     return pods
 
 
-def wait_for_the_pods_end(cluster: NodeCluster, namespace: str, name: str) -> None:
-    """Both workers' pods end, and keep their logs."""
+def wait_for_the_pods_end(cluster: NodeCluster, namespace: str, name: str, *, least: int = 2) -> None:
+    """At least so many of the workers' pods end and keep their logs; none runs."""
 
     def all_ended() -> bool:
         pods = pods_of(cluster, namespace, name, "worker")
-        return len(pods) == 2 and all(pod["status"]["phase"] == "Failed" for pod in pods)
+        return len(pods) >= least and all(pod["status"]["phase"] == "Failed" for pod in pods)
 
     until(all_ended, what="the workers' pods end", seconds=60, every=0.5)
     for pod in pods_of(cluster, namespace, name, "worker"):
@@ -74,8 +74,7 @@ def test_the_pods_of_a_failed_job_end(installed: NodeCluster, restricted: str, s
     installed.apply(job, namespace=restricted)
     status = wait_for(installed, restricted, "broken", "condition=Failed")["status"]
     assert "exit code 3" in status["message"]
-    if strategy == "InPlace":  # without agents, the peer of the first failure may be deleted
-        wait_for_the_pods_end(installed, restricted, "broken")
+    wait_for_the_pods_end(installed, restricted, "broken", least=1)  # the other may have been deleted
 
 
 def test_a_native_sidecar_is_left_to_the_kubelet(installed: NodeCluster, restricted: str) -> None:
