@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -67,11 +69,19 @@ def run_job(
 
 
 def run_alone(script: Path, root: Path, env: Mapping[str, str]) -> int:
-    """Run a script without a job, by Keras alone, and return its exit code."""
-    root.mkdir(parents=True, exist_ok=True)
+    """Run a script without a job, by Keras alone, and return its exit code.
+
+    TensorFlow crashes at times, with nothing of ours in the process: then it is run once more.
+    """
     env = {**clean_environment(), "TRAINJOB_OUTPUT_DIR": str(root), **env}
-    with (root / "log").open("wb") as log:
-        return fork(script, (), env, root, output=log.fileno()).wait(SECONDS)
+    for is_last in (False, True):
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
+        with (root / "log").open("wb") as log:
+            code = fork(script, (), env, root, output=log.fileno()).wait(SECONDS)
+        if is_last or code != -signal.SIGSEGV:
+            break
+    return code
 
 
 def run_python(

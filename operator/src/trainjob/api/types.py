@@ -239,8 +239,8 @@ class TrainJobSpec(Part):
     )
     start_timeout_seconds: Positive = Field(
         600,
-        description="How long a training replica may wait for a node before all yield theirs and try again; "
-        "a job whose pods all have nodes keeps them.",
+        description="How long a replica may wait for a node; then all yield theirs, and try again. "
+        "Pods that have nodes are waited for.",
     )
     stall_timeout_seconds: Positive | None = Field(
         None,
