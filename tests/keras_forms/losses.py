@@ -160,7 +160,7 @@ def computed(scope):
     return fit(model, X, Y)
 
 
-@form(workers=(1, 2, 3))
+@form()
 def losses_of_keras(scope):
     kinds = keras.losses
     return run(
@@ -173,7 +173,7 @@ def losses_of_keras(scope):
     )
 
 
-@form(workers=(1, 2, 3))
+@form()
 def losses_divided_by_something_else_than_rows(scope):
     kind = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     return run(
@@ -184,7 +184,7 @@ def losses_divided_by_something_else_than_rows(scope):
     )
 
 
-@form(workers=(1, 2, 3))
+@form()
 def losses_of_the_users(scope):
     return run(
         scope,
@@ -196,7 +196,7 @@ def losses_of_the_users(scope):
     )
 
 
-@form(workers=(1, 2, 3))
+@form()
 def losses_that_layers_add(scope):
     return run(
         scope,
@@ -205,7 +205,7 @@ def losses_that_layers_add(scope):
     )
 
 
-@form(workers=(1, 2, 3))
+@form()
 def optimizers_that_look_at_gradients(scope):
     sgd = keras.optimizers.SGD
     return run(
@@ -278,7 +278,7 @@ def on_batches(scope):
     return seen(model, losses=losses)
 
 
-@form(workers=(1, 2, 3))
+@form()
 def own_steps_with_a_mean(scope):
     return run(
         scope,
@@ -289,7 +289,7 @@ def own_steps_with_a_mean(scope):
     )
 
 
-@form(workers=(1, 2, 3))
+@form()
 def own_steps_with_what_a_graph_does_not_show(scope):
     return run(
         scope,
@@ -301,7 +301,7 @@ def own_steps_with_what_a_graph_does_not_show(scope):
     )
 
 
-@form(workers=(1, 2, 3))
+@form()
 def own_steps_with_losses_of_keras(scope):
     return run(
         scope,
@@ -311,7 +311,7 @@ def own_steps_with_losses_of_keras(scope):
     )
 
 
-@form(workers=(1, 2, 3))
+@form()
 def own_steps_that_scale_by_themselves(scope):
     return run(
         scope,

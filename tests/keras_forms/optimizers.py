@@ -13,73 +13,72 @@ def trained(scope, optimizer, **words):
     return seen(model, history, rate=float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)))
 
 
-@form(workers=3)
+@form()
 def sgd_with_momentum(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True))
 
 
-@form(workers=3)
+@form()
 def adam(scope):
     return trained(scope, lambda: keras.optimizers.Adam(0.01, amsgrad=True))
 
 
-@form(workers=3)
+@form()
 def adamw(scope):
     return trained(scope, lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1))
 
 
-@form(workers=3)
+@form()
 def adamax(scope):
     return trained(scope, lambda: keras.optimizers.Adamax(0.01))
 
 
-@form(workers=3)
+@form()
 def adadelta(scope):
     return trained(scope, lambda: keras.optimizers.Adadelta(0.5))
 
 
-@form(workers=3)
+@form()
 def adafactor(scope):
     return trained(scope, lambda: keras.optimizers.Adafactor(0.05))
 
 
-@form(workers=3)
+@form()
 def adagrad(scope):
     return trained(scope, lambda: keras.optimizers.Adagrad(0.1))
 
 
-@form(workers=3)
+@form()
 def ftrl(scope):
     return trained(scope, lambda: keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01))
 
 
-@form(workers=3)
+@form()
 def lamb(scope):
     return trained(scope, lambda: keras.optimizers.Lamb(0.01))
 
 
-@form(workers=3)
+@form()
 def lion(scope):
     return trained(scope, lambda: keras.optimizers.Lion(0.01))
 
 
-@form(workers=3)
+@form()
 def nadam(scope):
     return trained(scope, lambda: keras.optimizers.Nadam(0.01))
 
 
-@form(workers=3)
+@form()
 def rmsprop(scope):
     return trained(scope, lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True))
 
 
-@form(workers=3)
+@form()
 def muon(scope):
     return trained(scope, lambda: keras.optimizers.Muon(0.01))
 
 
 @form(
-    workers=3,
     differs={
         "weights": ("Keras loses the first values of its averages where one process builds it in fit", 2.0),
         "history": ("as the weights", 1.0),
@@ -90,7 +89,7 @@ def schedule_free_adamw(scope):
     return trained(scope, lambda: keras.optimizers.ScheduleFreeAdamW(0.01))
 
 
-@form(workers=3)
+@form()
 def schedule_free_adamw_built_before(scope):
     x, y = numbers(72)
     model = dense(scope, lambda: keras.optimizers.ScheduleFreeAdamW(0.01))
@@ -99,39 +98,39 @@ def schedule_free_adamw_built_before(scope):
     return seen(model, model.fit(x, y, batch_size=24, epochs=1, shuffle=False, verbose=0))
 
 
-@form(workers=3)
+@form()
 def schedule(scope):
     rate = keras.optimizers.schedules.CosineDecay(0.1, 10, warmup_target=0.2, warmup_steps=3)
     return trained(scope, lambda: keras.optimizers.Adam(rate), epochs=2)
 
 
-@form(workers=3)
+@form()
 def clipped_by_norm(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, clipnorm=0.1))
 
 
-@form(workers=3)
+@form()
 def clipped_by_global_norm(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.1))
 
 
-@form(workers=3)
+@form()
 def clipped_by_value(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, clipvalue=0.05))
 
 
-@form(workers=3)
+@form()
 def moving_averages(scope):
     optimizer = keras.optimizers.Adam
     return trained(scope, lambda: optimizer(0.01, use_ema=True, ema_overwrite_frequency=3))
 
 
-@form(workers=3)
+@form()
 def gradient_accumulation(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2))
 
 
-@form(workers=3)
+@form()
 def loss_scale(scope):
     def build():
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=1024.0)
@@ -139,12 +138,12 @@ def loss_scale(scope):
     return trained(scope, build)
 
 
-@form(workers=3)
+@form()
 def loss_scale_factor(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, loss_scale_factor=8.0))
 
 
-@form(workers=3)
+@form()
 def weight_decay_with_excluded_variables(scope):
     def build():
         optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
