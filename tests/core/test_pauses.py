@@ -56,6 +56,14 @@ async def test_no_first_step(one: dict[str, Any] | None, two: dict[str, Any] | N
     assert world.status.message == RUNS
 
 
+async def test_a_process_of_this_machine_is_quoted_though_its_report_is_read_from_its_file() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    agents.report("worker-0", state="starting", logLine="connecting to 127.0.0.1:2222")
+    world.cluster.report(world.pod("worker", 0), {"state": "starting"})
+    await world.pass_time(631)
+    assert "worker 0: starting (connecting to 127.0.0.1:2222)" in (world.status.message or "")
+
+
 @pytest.mark.parametrize(
     ("step_seconds", "state", "after", "message"),
     [

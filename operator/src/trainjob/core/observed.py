@@ -526,12 +526,11 @@ def _reports(
     """Return the latest report of each pod; a succeeded pod's termination message is always the latest."""
     members = report.members.values() if report is not None else ()
     done = [p for p in pods if p.state is PodState.SUCCEEDED]
-    return {
-        **last_reports(pods),
-        **{m.pod: m.report for m in members if m.pod and m.report is not None},
-        **{name: Report.model_validate(raw) for name, raw in progress.items()},
-        **last_reports(done),
-    }
+    known = {**last_reports(pods), **{m.pod: m.report for m in members if m.pod and m.report is not None}}
+    for name, raw in progress.items():  # newer, but without the log, of which only an agent knows
+        log_line = known[name].log_line if name in known else ""
+        known[name] = Report.model_validate(raw).model_copy(update={"log_line": log_line})
+    return {**known, **last_reports(done)}
 
 
 def _status(job: Mapping[str, Any]) -> TrainJobStatus:
