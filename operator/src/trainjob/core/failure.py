@@ -24,8 +24,7 @@ from trainjob.core.delays import soonest, time_left
 from trainjob.core.exits import PEER_LOST, Raised, find_exception, is_mistake, meaning_of
 from trainjob.core.names import Replica, is_training, leader
 from trainjob.core.observed import Observed
-from trainjob.core.pods import OVERDUE as POD_OVERDUE
-from trainjob.core.pods import START_ERROR, UNKNOWN_END, Pod, PodState, start_error
+from trainjob.core.pods import DEADLINE_EXCEEDED, START_ERROR, UNKNOWN_END, Pod, PodState, start_error
 from trainjob.core.wording import last_line, quoted, reason_word
 
 # Known checkpoints: where training continues after a stop.
@@ -283,7 +282,7 @@ def describe_pod(observed: Observed, pod: Pod) -> Failure:
     report, saved = observed.reports.get(pod.name), checkpoint_step(observed)
     step = report.step if report else None
     child = pod.termination.failure if pod.termination is not None else None
-    is_own = not (pod.deleted or pod.disrupted or pod.reason == POD_OVERDUE)
+    is_own = not (pod.deleted or pod.disrupted or pod.reason == DEADLINE_EXCEEDED)
     if child is not None and child.pod == pod.name and is_own:
         return describe_child(observed, child)
     return Failure(
@@ -329,8 +328,10 @@ def _cause(observed: Observed, pod: Pod) -> Cause:
     if pod.deleted:
         return Cause("PodDeleted", "had its pod deleted", counted=False)
     code, init = pod.exit_code, pod.init_failure
-    if pod.reason == POD_OVERDUE:
-        return Cause(POD_OVERDUE, f"ran longer than its pod's activeDeadlineSeconds ({POD_OVERDUE})")
+    if pod.reason == DEADLINE_EXCEEDED:
+        return Cause(
+            DEADLINE_EXCEEDED, f"ran longer than its pod's activeDeadlineSeconds ({DEADLINE_EXCEEDED})"
+        )
     if init is not None:
         text = f"failed in its init container {init.name} ({init.text})"
         return Cause(_INIT_FAILED, text, counted=init.reason != UNKNOWN_END)

@@ -41,7 +41,7 @@ _DISRUPTED_BY_CLUSTER = frozenset(
 _NO_ROOM = "OutOf"
 """`OutOfcpu`, `OutOfnvidia.com/gpu`: reasons of the kubelet, too."""
 
-OVERDUE = "DeadlineExceeded"
+DEADLINE_EXCEEDED = "DeadlineExceeded"
 """Kubernetes' reason for the end of a pod that has a deadline of its own."""
 
 START_ERROR = "StartError"
@@ -196,7 +196,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         activity=_activity(*init),
         init_failure=_read_init_failure(init_failed) if init_failed else None,
         exit_code=ended.get("exitCode") if ended else None,
-        reason=OVERDUE if is_overdue else _end_reason(status, ended, disrupted),
+        reason=DEADLINE_EXCEEDED if is_overdue else _end_reason(status, ended, disrupted),
         message=message,
         disrupted=disrupted,
         explanation=status.get("message") or "",
@@ -415,7 +415,7 @@ def _is_overdue(spec: Mapping[str, Any], status: Mapping[str, Any], ended: Mappi
     allowed = spec.get("activeDeadlineSeconds")
     if ended and begun and end and isinstance(allowed, int):
         return bool(ended.get("exitCode")) and (end - begun).total_seconds() >= allowed
-    return status.get("reason") == OVERDUE
+    return status.get("reason") == DEADLINE_EXCEEDED
 
 
 def _end_reason(status: Mapping[str, Any], ended: Mapping[str, Any] | None, disrupted: bool) -> str:

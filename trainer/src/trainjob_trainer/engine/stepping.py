@@ -228,11 +228,9 @@ class ManySteps:
             _, spent, *found = body(*begin)
         else:
             _, spent, *found = tf.while_loop(lambda done, *_: done < count, body, begin)
-        if not watched:
-            results, _ = self._strategy.run(self._told)
-            return reduced[0] if reduced else results, spent
-        results, first = self._strategy.run(self._told, args=(found[0],))
-        return reduced[0] if reduced else results, spent, first, found[1]
+        results, first = self._strategy.run(self._told, args=tuple(found[:1]))
+        faults = (first, found[1]) if watched else ()
+        return reduced[0] if reduced else results, spent, *faults
 
     def _one_step(self, data: Any) -> tuple[dict[str, Any], Any]:
         returned: list[Any] = []

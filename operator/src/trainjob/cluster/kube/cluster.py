@@ -245,7 +245,7 @@ class KubeCluster:
             self._positions.of(key, None)
             await self._pod_events.of(key, ())
             return None
-        pods = self._stores[PODS].of_job(key)
+        pods, uid = self._stores[PODS].of_job(key), self._uid_of(key)
         workload = self._workload_of(key) or await self._prebuilt_workload_of(job)
         return Snapshot(
             job=job,
@@ -258,7 +258,7 @@ class KubeCluster:
             queue_position=self._positions.of(key, workload) if self._visibility else None,
             queue_objects=self._queue_objects(job),
             pod_group=self._pod_group_of(key),
-            pod_events=await self._pod_events.of(key, self._pods_of(key)),
+            pod_events=await self._pod_events.of(key, (p for p in pods if controller_uid(p) == uid)),
         )
 
     async def create(self, manifest: Manifest) -> None:
