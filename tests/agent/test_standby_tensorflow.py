@@ -34,7 +34,7 @@ model.fit(x, y, epochs=3, batch_size=32, verbose=0)
 weights = b''.join(np.asarray(w).tobytes() for w in model.get_weights())
 print('weights', hashlib.sha256(weights).hexdigest())
 print('drawn', before, random.random(), np.random.rand(), keras.random.uniform((1,)).numpy())
-print('repaired', sys.modules['keras.src.backend.tensorflow.trainer']._trainjob_repaired)
+print('repaired', [one.__name__ for one in keras.Model.__bases__])
 print('saved by', keras.saving.save_model is keras.src.saving.saving_api.save_model,
       hasattr(keras.saving.save_model, '__wrapped__'))
 raise RuntimeError('as asked')

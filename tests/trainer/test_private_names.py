@@ -32,10 +32,9 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 
 import trainjob_trainer
-from trainjob_trainer.plain.keras_repair import fit_class
 
 LIBRARY = Path(trainjob_trainer.__file__).parent
-Trainer = fit_class(keras_trainer)
+Trainer = keras_trainer.TensorFlowTrainer
 Epochs = keras_trainer.TFEpochIterator
 Backup = keras.callbacks.BackupAndRestore
 LossScale = keras.optimizers.LossScaleOptimizer
@@ -132,14 +131,9 @@ OF_OURS = {
     "_exit",
     "_getframe",
     "_trainjob_bootstraps",
-    "_trainjob_go_on",
     "_trainjob_isolated",
     "_trainjob_kept",
     "_trainjob_managed",
-    "_trainjob_redirected",
-    "_trainjob_reopen",
-    "_trainjob_rereading",
-    "_trainjob_repaired",
 }
 """Marks that the package leaves on others' objects; `os._exit` and `sys._getframe`, which are documented."""
 

@@ -13,7 +13,7 @@ import pytest
 from testbed.ports import free_ports
 
 from support.trainer.plain import BOOTSTRAP, clean_environment, run_python
-from trainjob_trainer.plain.install import PREPARATIONS
+from trainjob_trainer.plain.patches import AWAITED
 from trainjob_trainer.plain.process import job_seed
 
 JOB = {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}'}
@@ -29,7 +29,7 @@ def load_hook() -> ModuleType:
 
 
 def test_it_waits_for_what_the_library_prepares() -> None:
-    assert set(load_hook().PREPARED) == set(PREPARATIONS)
+    assert set(load_hook().PREPARED) == AWAITED
 
 
 def test_the_hook_and_the_library_agree_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from trainjob_trainer import Task
 from trainjob_trainer.evaluation import Scoring
 from trainjob_trainer.plain.callbacks import with_scoring
-from trainjob_trainer.plain.fit import manage_fit
+from trainjob_trainer.plain.trainer import JobTrainer, KerasTrainer
 from trainjob_trainer.reporting.progress import ProgressFile
 
 
@@ -41,30 +41,23 @@ def test_each_batch_is_told_and_then_goes_on_what_was_before(name: str) -> None:
 
 @pytest.mark.parametrize(("role", "told"), [("worker", True), ("evaluator", False)])
 def test_a_jobs_evaluate_and_predict_are_told(role: str, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Trainer:
+    class Trainer(JobTrainer):
         distribute_strategy = None
 
-        def fit(self) -> None:
-            """Not called."""
-
-        def train_on_batch(self) -> None:
-            """Not called."""
-
-        def evaluate(self, x: Any = None, callbacks: Any = None, **_: Any) -> Any:
-            del x
-            return callbacks
-
-        def predict(self, x: Any, callbacks: Any = None) -> Any:
-            del x
-            return callbacks
+        def __init__(self) -> None:
+            """Build nothing."""
 
     process = SimpleNamespace(task=Task(role, 0, {}), progress=Told(), call=None, is_scoring=False)
-    monkeypatch.setattr("trainjob_trainer.plain.fit.current_process", lambda: process)
-    manage_fit(SimpleNamespace(TensorFlowTrainer=Trainer))  # type: ignore[arg-type]
+    monkeypatch.setattr("trainjob_trainer.plain.trainer.current_process", lambda: process)
+    for name in ("evaluate", "predict"):
+        monkeypatch.setattr(KerasTrainer, name, lambda _, *args, **kwargs: kwargs.get("callbacks", args[-1]))
     ours, own = Trainer(), keras.callbacks.Callback()
-    assert ours.evaluate([1], own) is own, "without a job nothing is changed"
+    assert ours.evaluate([1], callbacks=own) is own, "without a job nothing is changed"
     monkeypatch.setenv("TF_CONFIG", "{}")
-    for callbacks in (ours.evaluate([1], own, cached=True), ours.predict([1], callbacks=own)):
+    for callbacks in (
+        ours.evaluate([1], callbacks=own, _use_cached_eval_dataset=True),
+        ours.predict([1], callbacks=own),
+    ):
         assert [callbacks[0] is own, type(callbacks[1])] == [True, Scoring] if told else callbacks is own
     whole = keras.callbacks.CallbackList([own])
-    assert ours.evaluate([1], whole) is whole, "a validation of fit has ours in its list"
+    assert ours.evaluate([1], callbacks=whole) is whole, "a validation of fit has ours in its list"

@@ -2,6 +2,8 @@
 
 import importlib
 import itertools
+import math
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,22 +16,20 @@ from tensorflow.python.distribute import values
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.evaluation import Scoring
 from trainjob_trainer.plain import traced_steps
-from trainjob_trainer.plain.calls import (
+from trainjob_trainer.plain.data import (
     EVALUATION_BATCHES,
-    TEST_METHODS,
     Batches,
-    Shapes,
-    Use,
-    _after,
-    _executions_of,
+    JobEpochs,
+    _others_at_end,
+)
+from trainjob_trainer.plain.patches import PATCHES, _has_expected_form, prepare_fit
+from trainjob_trainer.plain.trainer import (
+    TEST_METHODS,
+    JobTrainer,
     are_keras_own,
-    has_expected_shape,
-    most_at_once,
     see_tests,
     sees_batches,
-    take_many_batches,
 )
-from trainjob_trainer.plain.keras_repair import fit_class
 from trainjob_trainer.reporting.progress import ProgressFile
 
 callbacks, adapters = keras.callbacks, keras.src.trainers.data_adapters
@@ -137,59 +137,23 @@ def test_whose_methods_are_keras_own(kind: type, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "shapes", "gathers", "expected"),
-    [
-        (5, Shapes.EQUAL, True, 5),
-        (5, Shapes.LAST_SMALLER, True, 4),
-        (1, Shapes.LAST_SMALLER, True, 1),
-        (5, Shapes.UNKNOWN, True, 1),
-        (5, Shapes.LAST_SMALLER, False, 5),
-        (5, Shapes.UNKNOWN, False, 5),
-    ],
-)
-def test_batches_of_another_shape_are_gathered_in_another_call(
-    left: int, shapes: Shapes, gathers: bool, expected: int
-) -> None:
-    assert most_at_once(left, shapes, gathers=gathers) == expected
-
-
-@pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (adapters.array_data_adapter.ArrayDataAdapter(np.zeros((8, 2)), batch_size=4), Shapes.EQUAL),
-        (adapters.array_data_adapter.ArrayDataAdapter(np.zeros((9, 2)), batch_size=4), Shapes.LAST_SMALLER),
+        (adapters.array_data_adapter.ArrayDataAdapter(np.zeros((8, 2)), batch_size=4), 0),
+        (adapters.array_data_adapter.ArrayDataAdapter(np.zeros((9, 2)), batch_size=4), 1),
         (
             adapters.array_data_adapter.ArrayDataAdapter(tf.ragged.constant([[1], [2, 3]]), batch_size=2),
-            Shapes.UNKNOWN,
+            math.inf,
         ),
-        (tf_adapter(8, drop_remainder=True), Shapes.EQUAL),
-        (tf_adapter(8, drop_remainder=False), Shapes.UNKNOWN),
-        (SimpleNamespace(), Shapes.UNKNOWN),
-        (distributed_adapter(drop_remainder=True), Shapes.EQUAL),
-        (distributed_adapter(drop_remainder=False), Shapes.UNKNOWN),
+        (tf_adapter(8, drop_remainder=True), 0),
+        (tf_adapter(8, drop_remainder=False), math.inf),
+        (SimpleNamespace(), math.inf),
+        (distributed_adapter(drop_remainder=True), 0),
+        (distributed_adapter(drop_remainder=False), math.inf),
     ],
 )
-def test_what_is_known_of_batches(data: Any, expected: Shapes) -> None:
-    assert Shapes.of(data) is expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "use"),
-    [
-        ({"x": 1, "y": 2, "class_weight": None}, Use.FIT),
-        ({"x": 1, "y": None, "sample_weight": None}, Use.EVALUATE),
-        ({"x": 1}, Use.PREDICT),
-    ],
-)
-def test_what_data_is_for(arguments: dict[str, Any], use: Use) -> None:
-    assert Use.of(arguments) is use
-
-
-class Epoch(SimpleNamespace):
-    """What the stretches know of Keras's iterator."""
-
-    def _interrupted_warning(self) -> None:
-        self.warned = True
+def test_what_is_known_of_batches(data: Any, expected: float) -> None:
+    assert _others_at_end(data) == expected
 
 
 class Rereading:
@@ -198,26 +162,29 @@ class Rereading:
 
 
 def build_epoch(
-    use: Use = Use.FIT,
+    use: str = "fit",
     *,
     a_call: int = 1,
     batches: int | None = None,
     of_an_epoch: int | None = None,
     seen: int = 0,
+    others_at_end: float = 0,
 ) -> Any:
-    return Epoch(
-        _trainjob_use=use,
+    epoch = object.__new__(JobEpochs)
+    vars(epoch).update(
+        trains=use == "fit",
+        _predicts=use == "predict",
         _num_batches=batches,
         steps_per_epoch=of_an_epoch,
         _steps_seen=seen,
         _current_iterator=iter(range(1000)),
-        warned=False,
-        data_adapter=SimpleNamespace(),
-        _trainjob_files=None,
-        _trainjob_rows=None,
-        _trainjob_rereading=lambda _: Rereading(),
+        warned=[],
+        _interrupted_warning=lambda: epoch.warned.append(True),
+        rows=None,
+        others_at_end=others_at_end,
         steps_per_execution=a_call,
     )
+    return epoch
 
 
 class Fast(StepsPerExecution):
@@ -251,7 +218,7 @@ def numbers(epoch: Any, steps: int, call: Any) -> list[tuple[int, int, int]]:
     """Of each call the first and the last batch's number, as callbacks get them, and how many it takes."""
     return [
         (first, last, batches.count if isinstance(batches, Batches) else len(list(batches)))
-        for first, last, batches in _executions_of(epoch, steps, call)
+        for first, last, batches in epoch._calls(steps, call)
     ]
 
 
@@ -266,10 +233,10 @@ PREDICTED = [(0, 2, 3), (3, 5, 3), (6, 8, 1)]
         (build_epoch(batches=3), 3, build_call(1), [(0, 0, 1), (1, 1, 1), (2, 2, 1)]),
         (build_epoch(a_call=3, batches=7), 7, build_call(), PREDICTED),
         (build_epoch(a_call=50, batches=7), 7, build_call(), [(0, 49, 7)]),
-        (build_epoch(Use.EVALUATE, a_call=3, batches=7), 7, None, PREDICTED),
-        (build_epoch(Use.EVALUATE, a_call=3, batches=7), 7, build_call(sees_tests=True), PREDICTED),
-        (build_epoch(Use.EVALUATE), 33, build_call(), [(0, 31, EVALUATION_BATCHES), (32, 32, 1)]),
-        (build_epoch(Use.PREDICT, a_call=3, batches=7), 7, None, PREDICTED),
+        (build_epoch("evaluate", a_call=3, batches=7), 7, None, PREDICTED),
+        (build_epoch("evaluate", a_call=3, batches=7), 7, build_call(sees_tests=True), PREDICTED),
+        (build_epoch("evaluate"), 33, build_call(), [(0, 31, EVALUATION_BATCHES), (32, 32, 1)]),
+        (build_epoch("predict", a_call=3, batches=7), 7, None, PREDICTED),
         # `steps_per_epoch` that `steps_per_execution` doesn't divide, twice: Keras takes whole calls
         (
             build_epoch(a_call=2, batches=10, of_an_epoch=5),
@@ -289,41 +256,62 @@ def test_an_epoch_is_cut_into_calls(
     assert numbers(epoch, steps, call) == expected
 
 
-def test_an_epoch_that_an_earlier_attempt_has_begun_goes_on_behind_its_batches() -> None:
+def test_an_epoch_that_an_earlier_attempt_has_begun_goes_on_behind_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainjob_trainer.plain.data.rereading", lambda _: Rereading())
     epoch = build_epoch(batches=10)
     epoch._current_iterator = iter(tf.data.Dataset.range(10))
     calls = [
         (first, last, [int(next(batches)) for _ in range(batches.count)])
-        for first, last, batches in _executions_of(epoch, 10, build_call(4, batches_before=3))
+        for first, last, batches in epoch._calls(10, build_call(4, batches_before=3))
     ]
     assert calls == [(3, 6, [3, 4, 5, 6]), (7, 9, [7, 8, 9])]
     assert epoch._steps_seen == 10
 
 
 def test_training_may_end_within_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob_trainer.plain.calls.current_process", lambda: SimpleNamespace(step=103))
+    monkeypatch.setattr("trainjob_trainer.plain.data.current_process", lambda: SimpleNamespace(step=103))
     call = build_call(4, batches_before=3, last_step=109)
     assert numbers(build_epoch(of_an_epoch=10), 10, call) == [(3, 6, 4), (7, 8, 2)]
 
 
-def test_keras_own_calls_are_left_out_where_an_earlier_attempt_has_made_them() -> None:
-    data = iter(range(10))
-    calls = ((first, first + 1, data) for first in range(0, 10, 2))
-    assert [(first, last, [next(it), next(it)]) for first, last, it in _after(6, calls, 2, Rereading())] == [
-        (6, 7, [6, 7]),
-        (8, 9, [8, 9]),
-    ]
-    calls = ((first, first + 1, iter(range(3))) for first in range(0, 6, 2))
-    assert [first for first, *_ in _after(4, calls, 2, Rereading())] == [], "the data has ended before"
-    calls = ((first, first + 1, data) for first in range(0, 6, 2))
-    assert [first for first, *_ in _after(4, calls, 2, None)] == [4]
+@pytest.mark.parametrize(
+    ("passed", "length", "of_an_epoch", "expected"),
+    [
+        (6, 10, None, [(6, 7, [6, 7]), (8, 9, [8, 9])]),
+        (4, 3, None, []),  # the data has ended before
+        (4, 6, 6, [(4, 5, [0, 1])]),  # an iterator of several epochs is there already
+    ],
+)
+def test_keras_own_calls_are_left_out_where_an_earlier_attempt_has_made_them(
+    passed: int, length: int, of_an_epoch: int | None, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainjob_trainer.plain.data.rereading", lambda _: Rereading())
+    epoch, data = build_epoch(a_call=2, of_an_epoch=of_an_epoch), iter(range(length))
+    calls = ((first, first + 1, data) for first in range(0, max(length, 6), 2))
+    monkeypatch.setattr(JobEpochs.__mro__[1], "_enumerate_iterator", lambda _: calls)
+    call = build_call(batches_before=passed)
+    found = epoch._calls_of_keras(call, call, is_ours=False)
+    assert [(first, last, [next(it), next(it)]) for first, last, it in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("others_at_end", "gathers", "expected"),
+    [(0, True, [5]), (1, True, [4, 1]), (math.inf, True, [1] * 5), (1, False, [5]), (math.inf, False, [5])],
+)
+def test_batches_of_another_shape_are_gathered_in_another_call(
+    others_at_end: float, gathers: bool, expected: list[int]
+) -> None:
+    epoch = build_epoch(batches=5, others_at_end=others_at_end)
+    assert [count for *_, count in numbers(epoch, 5, build_call(9, gathers=gathers))] == expected
 
 
 def test_calls_end_where_a_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     process = SimpleNamespace(step=103)
-    monkeypatch.setattr("trainjob_trainer.plain.calls.current_process", lambda: process)
+    monkeypatch.setattr("trainjob_trainer.plain.data.current_process", lambda: process)
     counts = []
-    for _, last, batches in _executions_of(build_epoch(), 12, build_call(4, every=5)):
+    for _, last, batches in build_epoch()._calls(12, build_call(4, every=5)):
         counts.append(batches.count)
         process.step = 103 + last + 1
     assert counts == [2, 4, 1, 4, 1]
@@ -332,7 +320,7 @@ def test_calls_end_where_a_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_pace_may_change_within_an_epoch() -> None:
     executions = StepsPerExecution(lambda number: number)
     counts = []
-    for _, _, batches in _executions_of(build_epoch(), 100, build_call(1, executions=executions)):
+    for _, _, batches in build_epoch()._calls(100, build_call(1, executions=executions)):
         counts.append(batches.count)
         executions.record(batches.count, batches.count * 0.01)
     assert counts == [1, 4, 50, 45]
@@ -344,7 +332,7 @@ def test_data_that_ends_before_the_epoch_does_ends_it_with_a_warning(
 ) -> None:
     epoch = build_epoch(batches=12, seen=5, of_an_epoch=of_an_epoch)
     assert numbers(epoch, 10, build_call(4)) == [(0, 3, 4), (4, 6, 3)]
-    assert epoch.warned is warned
+    assert bool(epoch.warned) is warned
 
 
 @pytest.mark.parametrize(
@@ -369,12 +357,11 @@ def test_the_end_of_data_of_unknown_length_ends_the_epoch_as_in_keras() -> None:
 
 
 def test_canary_keras_has_what_is_replaced() -> None:
-    """When this fails, Keras has changed its loop, and plain scripts are as slow as Keras is."""
+    """When this fails, Keras has changed its loop: a line says so, and Keras's own trains."""
     trainer = importlib.import_module("keras.src.backend.tensorflow.trainer")
-    assert has_expected_shape(trainer)
-    epoch = trainer.TFEpochIterator
+    assert _has_expected_form(trainer)
     assert {"steps_per_epoch", "_num_batches", "_steps_seen", "_current_iterator"} <= {
-        name for kind in epoch.__mro__ for name in _names(kind)
+        name for kind in JobEpochs.__mro__[1:] for name in _names(kind)
     }
 
 
@@ -383,15 +370,22 @@ def _names(kind: type) -> set[str]:
     return set(init.__code__.co_names) if hasattr(init, "__code__") else set()
 
 
-@pytest.mark.parametrize(
-    "trainer",
-    [
-        SimpleNamespace(),
-        SimpleNamespace(TensorFlowTrainer=SimpleNamespace(_make_function=print)),
-    ],
-)
-def test_another_keras_is_left_alone(trainer: Any) -> None:
-    assert not has_expected_shape(trainer)
+@pytest.mark.parametrize("trainer", [SimpleNamespace(), SimpleNamespace(TensorFlowTrainer=JobTrainer)])
+def test_a_keras_of_another_form_is_left_alone_and_said(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "keras.src.backend.tensorflow.trainer", trainer)
+    assert not _has_expected_form(trainer)
+    assert "has other functions than this release repairs" in capsys.readouterr().err
+    assert not _has_expected_form(trainer)
+    assert capsys.readouterr().err == "", "it is said once"
+
+
+def test_every_fault_that_the_table_names_is_in_the_installed_source() -> None:
+    """When this fails, a release has mended it: the row may go."""
+    assert {one.name: one.is_needed() for one in PATCHES if one.fault} == {
+        one.name: True for one in PATCHES if one.fault
+    }
 
 
 def results(model: Any) -> dict[str, Any]:
@@ -460,9 +454,7 @@ def test_an_own_step_reads_metrics_in_the_last_batch_alone_unless_it_uses_them(
 def test_auto_means_under_a_strategy_what_it_means_without(
     strategy: Any, devices: tuple[str, ...], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = importlib.import_module("keras.src.backend.tensorflow.trainer")
-    take_many_batches(trainer)
-    assert hasattr(fit_class(trainer)._resolve_auto_jit_compile, "__wrapped__")
+    prepare_fit()
     with strategy().scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         found = [SimpleNamespace(device_type=kind) for kind in devices]

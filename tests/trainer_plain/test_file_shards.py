@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer.data.batches import Part
-from trainjob_trainer.plain.batches import is_by_file, shard, why_by_rows
+from trainjob_trainer.plain.data import shard, why_not_by_file
 
 
 def write(folder: Path, rows_of_files: Sequence[int]) -> list[str]:
@@ -70,17 +70,12 @@ def test_data_without_files_is_refused(data: Any) -> None:
         shard(data, Part(0, 2))
 
 
-def test_only_files_that_the_user_shards_are_by_file() -> None:
-    data = tf.data.Dataset.range(4).batch(2)
-    assert not is_by_file(data)
-    assert is_by_file(by_file(data).prefetch(1))
-    assert not is_by_file(by_file(tf.data.Dataset.range(4)))
-
-
 @pytest.mark.parametrize(
     ("steps", "length", "data", "size", "why"),
     [
         (3, None, tf.data.Dataset.range(8).batch(4), 4, None),
+        (3, None, tf.data.Dataset.range(8).batch(4).prefetch(1), 4, None),
+        (3, None, tf.data.Dataset.range(8), 4, ""),
         (None, 2, tf.data.Dataset.range(8).batch(4), 4, None),
         (None, None, tf.data.Dataset.range(8).batch(4), 4, "steps_per_epoch"),
         (3, None, tf.data.Dataset.range(8).batch(3), 3, "batches that 2 devices divide"),
@@ -96,6 +91,6 @@ def test_each_worker_reads_all_where_its_own_files_make_no_equal_steps(
         data_adapter=SimpleNamespace(num_batches=length),
         _distribute_strategy=SimpleNamespace(num_replicas_in_sync=2),
     )
-    found = why_by_rows(epoch, by_file(data), size)
-    assert (found is None) if why is None else (why in str(found))
-    assert why_by_rows(epoch, data, size) == ""
+    found = why_not_by_file(epoch, by_file(data), size)
+    assert found == why if not why else why in str(found)
+    assert why_not_by_file(epoch, data, size) == ""

@@ -14,7 +14,7 @@ from trainjob_trainer.data.batches import (
     stream_in_turn,
     worker_batches,
 )
-from trainjob_trainer.plain import batches as rows
+from trainjob_trainer.plain import data as rows
 
 
 def batches(examples: int, size: int) -> tf.data.Dataset:

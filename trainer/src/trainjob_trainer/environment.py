@@ -15,11 +15,16 @@ from trainjob_trainer.task import Task, of_the_job
 
 
 WITHOUT = "TRAIN_WITHOUT"
-_SWITCHED = ("memory", "garbage")
+_SWITCHED = (
+    *("memory", "garbage"),
+    *("start", "backend", "legacy", "strategy", "numbers", "iterators", "order", "reduce", "losses", "fit"),
+    *("saving", "horovod"),
+)
+"""`garbage` is the import hook's; from `start` on they are the rows of `plain/patches.py`."""
 
 
 def is_without(change: str, env: Mapping[str, str]) -> bool:
-    """Return whether the user has switched this change off; `garbage` is the import hook's."""
+    """Return whether the user has switched this change off."""
     return change in _names(env)
 
 

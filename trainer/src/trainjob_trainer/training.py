@@ -25,7 +25,7 @@ from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.plain.callbacks import LastCallback
 from trainjob_trainer.plain.fit_call import FitCall, Seen
-from trainjob_trainer.plain.install import prepare_fit
+from trainjob_trainer.plain.patches import prepare_fit
 from trainjob_trainer.plain.process import PlainProcess, running_as
 from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import TrainingPlan

@@ -29,6 +29,8 @@ PREPARED = {
     "tensorflow.python.eager.context",
     "tensorflow.python.distribute.collective_all_reduce_strategy",
     "tensorflow.python.distribute.mirrored_strategy",
+    "tensorflow.python.distribute.values",
+    "tensorflow.python.data.ops.multi_device_iterator_ops",
     "tensorflow.python.ops.gen_dataset_ops",
     "tensorflow.python.ops.gen_experimental_dataset_ops",
     "keras.src.backend.config",
@@ -73,7 +75,7 @@ def renew() -> None:
         one.seed(job_seed())
     process: Any = sys.modules.get(f"{LIBRARY}.plain.process")
     if process is not None:
-        from trainjob_trainer.plain.install import prepare_loaded
+        from trainjob_trainer.plain.patches import prepare_loaded
 
         process.forget_environment()
         prepare_loaded()
@@ -279,6 +281,6 @@ def _prepare(module: Any) -> None:
             one.seed(job_seed())
         _seeded.extend(added)
         return
-    from trainjob_trainer.plain.install import prepare
+    from trainjob_trainer.plain.patches import prepare
 
     prepare(module)

@@ -350,8 +350,6 @@ def count_as_in_one_process(trainer: ModuleType) -> None:
     `trainer` is `keras.src.backend.tensorflow.trainer`.
     """
     losses: Any = trainer.loss_module
-    if hasattr(losses.scale_loss_for_distribution, "__wrapped__"):
-        return
     _replace(losses, "scale_loss_for_distribution", lambda step, _, value: step.scale(value))
     _replace(losses, "unscale_loss_for_distribution", lambda step, _, value: _times(value, 1 / step.unit))
     _replace(losses, "reduce_weighted_values", functools.partial(_reduced, losses))
@@ -361,8 +359,7 @@ def count_as_in_one_process(trainer: ModuleType) -> None:
     )
     _replace(metrics.Mean, "update_state", _tracked)
     _replace(backend.Variable, "assign", _assigned)
-    kind = getattr(trainer, "TensorFlowTrainer", None) or trainer.Trainer
-    _replace(kind, "_aggregate_additional_loss", _added)
+    _replace(trainer.TensorFlowTrainer, "_aggregate_additional_loss", _added)
     for optimizer in (optimizers.Optimizer, optimizers.LossScaleOptimizer):
         _replace(optimizer, "apply", _applied)
         _replace(optimizer, "scale_loss", _weighed_loss)

@@ -181,7 +181,7 @@ class AtEnd(LastCallback):
             **by_loss(self.figures(logs)),
         )
         is_last = steps and done == int(steps)
-        if not is_last and self.call.times.within_epochs:
+        if not is_last:
             self._between_calls(done)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
@@ -204,7 +204,7 @@ class AtEnd(LastCallback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Called by Keras; a stop needn't wait for the end of a validation, which has nothing to save."""
-        if self._batches and self.call.times.within_epochs:
+        if self._batches:
             self._between_calls(self._batches, before_validation=True)
         super().on_test_begin(logs)
         stop = self.process.stop

@@ -47,20 +47,12 @@ class SaveTimes:
     """When a `fit` saves, by the writer's clock.
 
     `every` is the user's number of steps between checkpoints, if given; `step` is the step of the newest, or
-    where training began; `within_epochs`: the training can resume within an epoch.
+    where training began.
     """
 
-    def __init__(
-        self,
-        every: int | None,
-        step: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        within_epochs: bool = True,
-    ) -> None:
+    def __init__(self, every: int | None, step: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self.every = every
         self.step = step
-        self.within_epochs = within_epochs
         self._clock = clock
         self._saved_at = clock()
         self._took = 0.0
@@ -346,7 +338,7 @@ class ScriptCall(FitCall):
         data, in_use = self.data, int(batches > 0)
         if data is not None and data.steps_per_epoch:  # an iterator serves several epochs
             in_use = int(data._current_iterator is not None)
-        elif data is not None and data._trainjob_reopens and batches == data._num_batches:
+        elif data is not None and data.reopens and batches == data._num_batches:
             in_use = 2  # before a validation, Keras has opened the next one
         return PastCall(
             tuple(self.epochs_run),

@@ -24,8 +24,6 @@ def guard_init(module: ModuleType) -> None:
     `module` is `horovod.common.basics`.
     """
     original = module.HorovodBasics.init
-    if hasattr(original, "__wrapped__"):
-        return
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:

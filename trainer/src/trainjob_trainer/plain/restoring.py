@@ -15,7 +15,6 @@ from trainjob_trainer.engine.callbacks import keep_files
 from trainjob_trainer.engine.model_state import further_groups, variable_groups
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
 from trainjob_trainer.identity import DATA, HELDOUT, Identity, digest, digest_of_arrays, find_site, key_of
-from trainjob_trainer.plain.batches import replay
 from trainjob_trainer.plain.fit_call import (
     KEPT_CALLS,
     FitState,
@@ -23,8 +22,8 @@ from trainjob_trainer.plain.fit_call import (
     ScriptCall,
     choose_plan,
 )
-from trainjob_trainer.plain.keras_repair import has_call
 from trainjob_trainer.plain.process import PlainProcess, is_seeded_by_user
+from trainjob_trainer.plain.trainer import has_call
 from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import (
     ARRIVAL_SECONDS,
@@ -91,7 +90,7 @@ def restore(
     _assign(process, model, host, with_optimizer=own)
     _go_on_from(process, call, state, checkpoint.step)
     goes_on = plan is ResumePlan.RESUME
-    replay(call, arguments["validation_data"], arguments["validation_steps"], goes_on=goes_on)
+    call.data.replay(call, arguments["validation_data"], arguments["validation_steps"], goes_on=goes_on)
     call.resumed_groups = host
     keep_files(users)
     model._initial_epoch = call.epochs if plan is ResumePlan.SKIP else state.epochs_done

@@ -43,8 +43,6 @@ def prepare_strategy(module: ModuleType) -> None:
     """
     strategy: Any = module.CollectiveAllReduceStrategy
     original = strategy.__init__
-    if hasattr(original, "__wrapped__"):
-        return
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001, N807 - it takes the place of one
         return _built() or object.__new__(cls)
@@ -80,8 +78,6 @@ def prepare_strategy(module: ModuleType) -> None:
 
     strategy.__new__ = staticmethod(__new__)
     strategy.__init__ = __init__
-    read_as_numbers(importlib.import_module("tensorflow.python.distribute.values").DistributedVariable)
-    keep_datasets(importlib.import_module("tensorflow.python.data.ops.multi_device_iterator_ops"))
 
 
 def prepare_mirrored(module: ModuleType) -> None:
@@ -100,8 +96,6 @@ def prepare_mirrored(module: ModuleType) -> None:
 def build_before_first_operation(context: ModuleType) -> None:
     """Seed TensorFlow and build the strategy when `tensorflow.python.eager.context` starts its runtime."""
     original = context.Context.ensure_initialized
-    if hasattr(original, "__wrapped__"):
-        return
 
     @functools.wraps(original)
     def ensure_initialized(self: Any) -> None:
@@ -172,7 +166,7 @@ def bring_in(model: Any) -> None:
     strategy = strategy_of_the_job()
     if strategy is None or model._distribute_strategy is not None:
         return
-    from trainjob_trainer.plain.keras_repair import bring_into_strategy  # noqa: PLC0415 - needs all of Keras
+    from trainjob_trainer.plain.trainer import bring_into_strategy  # noqa: PLC0415 - needs all of Keras
 
     _say("the model was built without a strategy, and is brought into the MultiWorkerMirroredStrategy")
     model._distribute_strategy = strategy
@@ -266,8 +260,12 @@ def end_evaluator(process: PlainProcess) -> NoReturn:
     exit_now(0)
 
 
-def read_as_numbers(kind: Any) -> None:
-    """Let `float()` and `int()` read a strategy's variables, as they read those without a strategy."""
+def read_as_numbers(module: ModuleType) -> None:
+    """Let `float()` and `int()` read a strategy's variables, as they read those without a strategy.
+
+    `module` is `tensorflow.python.distribute.values`.
+    """
+    kind: Any = module.DistributedVariable
     for number in (float, int):
         if not hasattr(kind, f"__{number.__name__}__"):
             setattr(kind, f"__{number.__name__}__", lambda self, number=number: number(self.numpy()))
@@ -282,8 +280,6 @@ def keep_datasets(module: ModuleType) -> None:
     """
     iterator: Any = module.OwnedMultiDeviceIterator
     original = iterator.__init__
-    if hasattr(original, "__wrapped__"):
-        return
 
     @functools.wraps(original)
     def __init__(self: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as above

@@ -16,8 +16,9 @@ from trainjob_trainer.engine.metric_state import (
 )
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.stepping import ManySteps, announce_first_step
-from trainjob_trainer.plain.calls import Batches, has_keras_steps, shared
+from trainjob_trainer.plain.data import Batches
 from trainjob_trainer.plain.process import current_process
+from trainjob_trainer.plain.trainer import has_keras_steps, shared
 
 
 class _ResultsAreUsed(Exception):

@@ -22,11 +22,11 @@ from trainjob_trainer.engine.steps_per_execution import Looks
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
-from trainjob_trainer.plain.calls import build_executions, errors_explained, reads_over
 from trainjob_trainer.plain.fit_call import ModelRecord, ResumePlan, SaveTimes, ScriptCall
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
 from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.strategy import bring_in, is_one_of_several, meet, report_alone
+from trainjob_trainer.plain.trainer import build_executions, errors_explained
 from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.recorder import KERAS_FILE, save_model
@@ -109,7 +109,7 @@ def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> Scri
         number=record.calls,
         epochs=int(arguments["epochs"]),
         metrics=OverAll(strategy, model),
-        times=SaveTimes(every, process.step, within_epochs=reads_over()),
+        times=SaveTimes(every, process.step),
         looks=Looks(lambda numbers: broadcast(strategy, process.task, numbers)),
         every=every,
         epoch=int(arguments.get("initial_epoch") or 0),

@@ -53,9 +53,7 @@ def redirect_export(module: ModuleType) -> None:
 
 def _redirect(owner: Any, *names: str) -> None:
     for name in names:
-        original = getattr(owner, name, None)
-        if original is not None and not hasattr(original, "_trainjob_redirected"):
-            setattr(owner, name, _redirected(original))
+        setattr(owner, name, _redirected(getattr(owner, name)))
 
 
 def _redirected(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +64,6 @@ def _redirected(original: Callable[..., Any]) -> Callable[..., Any]:
         with written(str(filepath)) as path:
             return original(model, path, *args, **kwargs)
 
-    redirected._trainjob_redirected = True  # type: ignore[attr-defined]
     return redirected
 
 
