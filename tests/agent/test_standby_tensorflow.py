@@ -67,6 +67,6 @@ async def test_cold_and_warm_starts_train_alike(tmp_path: Path) -> None:
         assert list((folder / "out").rglob("manifest.json"))
         printed.append([line for line in one.output.splitlines() if line.startswith(("weights", "drawn"))])
         assert f"library imported {standby}\n" in one.output
-        assert "repaired True\nsaved by True True\n" in one.output
+        assert "repaired ['JobTrainer', 'Trainer', 'Layer']\nsaved by True True\n" in one.output
         await one.child.close()
     assert printed[0] == printed[1] != []

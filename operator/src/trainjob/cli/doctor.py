@@ -14,6 +14,7 @@ from trainjob.cli.ending import Exit, describe_exits, ends_quietly, print_lines
 from trainjob.cli.options import Duration, cluster_options
 from trainjob.cli.script_options import RUNS, read_output
 from trainjob.client.connection import ClusterOptions
+from trainjob_trainer.plain.patches import PATCHES
 
 if TYPE_CHECKING:
     from trainjob.client.doctor import Check
@@ -51,6 +52,9 @@ _EXITS = {
     help="With --image: the time to pull it, and then for the all-reduce.",
 )
 @click.option("-o", "--output", type=click.Choice(["json"]), help="How to print it.")
+@click.option(
+    "--patches", is_flag=True, help="Only list what a job replaces in TensorFlow and Keras, and why."
+)
 @cluster_options
 @ends_quietly
 def doctor(
@@ -60,6 +64,8 @@ def doctor(
     timeout: float,
     output: str | None,
     where: ClusterOptions,
+    *,
+    patches: bool,
 ) -> None:
     """Say what is missing for training, and what to do about it.
 
@@ -69,6 +75,9 @@ def doctor(
     With -n, --context, --kubeconfig or --image the cluster has to be there, and what is missing on this
     machine is a note. Nothing is changed, but for the pod of --image and the job of --gpus.
     """
+    if patches:
+        print_lines(describe_patches(), err=False)
+        return
     if gpus is not None and image is None:
         raise click.UsageError("--gpus needs an --image with TensorFlow for its pods")
     # Slow to import, as a client of an API server is.
@@ -100,6 +109,18 @@ def describe(section: str, checks: Iterable[Check], *, width: int) -> Iterator[s
         yield f"  {check.verdict:<8} {check.subject:<{width}}  {check.found}"
         if check.remedy:
             yield f"  {'':<8} {'':<{width}}  -> {check.remedy}"
+
+
+def describe_patches() -> Iterator[str]:
+    """Yield the lines of `--patches`: of each row what it replaces, why, and whether it is needed here."""
+    shown = {True: "the fault is in the installed source", False: "the installed source has no such fault"}
+    for patch in PATCHES:
+        found = patch.is_needed()
+        yield f"{patch.name}: {patch.targets}"
+        yield f"    {patch.mends}"
+        if found is not None:
+            yield f"    {shown[found]}" + (f" ({patch.upstream})" if patch.upstream else "")
+    yield "TRAIN_WITHOUT=name,name in a container's env leaves rows out"
 
 
 def as_json(here: Iterable[Check], cluster: Iterable[Check]) -> list[dict[str, Any]]:

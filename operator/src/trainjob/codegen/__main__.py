@@ -22,6 +22,7 @@ from trainjob.codegen.reference import (
     NOTEBOOK,
     editor_schema_text,
     notebook_text,
+    patches_text,
     permissions_text,
     reference_text,
 )
@@ -84,6 +85,7 @@ GENERATED: Mapping[str, Callable[[str], str]] = {
     "charts/trainjob/files/dashboard-jobs.json": lambda _: dashboards.jobs_text(),
     "docs/reference/trainjob.schema.json": lambda _: editor_schema_text(),
     "docs/reference/api.md": lambda _: reference_text(),
+    "docs/reference/patches.md": lambda _: patches_text(),
     "docs/reference/permissions.md": lambda _: permissions_text(),
     "docs/notebook.md": lambda _: notebook_text(_read_source(NOTEBOOK)),
 }

@@ -21,6 +21,7 @@ from trainjob.codegen.rbac import (
     kueue_rules,
     own_rules,
 )
+from trainjob_trainer.plain.patches import PATCHES, Patch
 
 # The JSON schema for editors.
 
@@ -289,6 +290,36 @@ def _table(rules: Iterable[RbacRule]) -> str:
 
 def _resources(rule: RbacRule) -> str:
     return ", ".join(rule.resources) + (f" ({rule.name} only)" if rule.name else "")
+
+
+# What the trainer replaces in TensorFlow and Keras.
+
+
+_PATCHES = """# What a job replaces in TensorFlow and Keras
+
+<!-- Generated from trainer/src/trainjob_trainer/plain/patches.py by `make generate`; edit it there. -->
+
+All of it: each row is made right after the import of its module, and only in a process of a job.
+[How it works](../how-it-works.md) walks through a `fit`. `trainjob doctor --patches` prints this table and
+says which faults the installed TensorFlow and Keras still have. `TRAIN_WITHOUT=reduce,saving` in a
+container's `env` leaves rows out.
+
+| name | what is replaced | what it mends | fault in |
+|---|---|---|---|
+{rows}
+"""
+
+
+def patches_text() -> str:
+    """Return `docs/reference/patches.md`."""
+    rows = [f"| `{one.name}` | {one.targets} | {one.mends} | {_fault_of(one)} |" for one in PATCHES]
+    return _PATCHES.format(rows="\n".join(rows))
+
+
+def _fault_of(patch: Patch) -> str:
+    """Return where the fault is, as a link to the issue if there is one; a dash for a job's own matter."""
+    where = ", ".join(f"`{module}`" for module in patch.fault)
+    return f"[{where}]({patch.upstream})" if patch.upstream else where or "-"
 
 
 # The page that shows the notebook: Zensical shows Markdown only.
