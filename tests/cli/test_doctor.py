@@ -17,6 +17,7 @@ from trainjob.client import doctor_all_reduce, doctor_looks
 from trainjob.client.doctor import PERMISSIONS, TensorFlow
 from trainjob.cluster.kube.config import Access
 from trainjob.core.manifests import build_objects, count_gpus
+from trainjob_trainer.plain.patches import PATCHES
 
 CRD = {"metadata": {"name": "trainjobs.trainjob.dev", "annotations": {"trainjob.dev/version": "0.1.0"}}}
 DEPLOYMENT = {
@@ -276,3 +277,13 @@ def test_the_job_is_one_that_the_api_accepts(gpus: int) -> None:
     pods = [made for made in build_objects(job) if made["kind"] == "Pod"]
     assert len(pods) == 2
     assert all(count_gpus(pod) == gpus for pod in pods)
+
+
+def test_what_is_replaced_in_keras_is_listed_with_what_the_installed_source_shows() -> None:
+    result = call("doctor", "--patches")
+    assert result.exit_code == 0
+    out = result.stdout
+    assert [line.partition(":")[0] for line in out.splitlines() if not line.startswith(" ")][:-1] == [
+        one.name for one in PATCHES
+    ]
+    assert out.count("the fault is in the installed source") == sum(bool(one.fault) for one in PATCHES)

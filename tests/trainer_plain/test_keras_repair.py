@@ -61,3 +61,18 @@ def test_an_input_of_so_many_rows_is_refused_in_a_sentence(
 ) -> None:
     found = fixed_batch_trouble(fixed, rows, 2)
     assert found is None if words is None else re.search(words, found or "")
+
+
+ROWS = ("strategy", "numbers", "order", "reduce", "losses", "fit")
+"""The others' faults are a crash, a race of two writers, and what tests of refusals and of the end show."""
+
+
+@pytest.mark.parametrize("without", ["", "numbers,order,reduce", "strategy", "losses", "fit"])
+def test_what_a_row_of_the_table_mends_is_broken_without_it(without: str, tmp_path: Path) -> None:
+    ended = run_job(
+        SCRIPTS / "rows_of_the_table.py", tmp_path, env={"SEEN": str(tmp_path), "TRAIN_WITHOUT": without}
+    )
+    assert ended["worker-0"].code == 0, ended["worker-0"].log
+    broken = {*without.split(",")} | ({"fit", "losses"} if without in ("fit", "strategy") else set())
+    facts = json.loads((tmp_path / "worker-0.json").read_text())
+    assert facts == {one: one not in broken for one in ROWS}, ended["worker-0"].log

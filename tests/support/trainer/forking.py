@@ -35,7 +35,19 @@ QUIET = {
 }
 """Of every process here: it has been read before the fork."""
 
-READ_BEFORE = ("CUDA", "GRPC", "KERAS", "LD_", "MALLOC", "OMP", "PYTHON", "TF_CPP", "TF_ENABLE", "XLA")
+READ_BEFORE = (
+    "CUDA",
+    "GRPC",
+    "KERAS",
+    "LD_",
+    "MALLOC",
+    "OMP",
+    "PYTHON",
+    "TF_CPP",
+    "TF_ENABLE",
+    "TRAIN_WITHOUT",
+    "XLA",
+)
 """Beginnings of the names of variables that a copy can't take on; PYTHONPATH chooses what is copied."""
 
 
