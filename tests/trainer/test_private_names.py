@@ -32,9 +32,10 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 
 import trainjob_trainer
+from trainjob_trainer.plain.patches import fit_class
 
 LIBRARY = Path(trainjob_trainer.__file__).parent
-Trainer = keras_trainer.TensorFlowTrainer
+Trainer = fit_class(keras_trainer)
 Epochs = keras_trainer.TFEpochIterator
 Backup = keras.callbacks.BackupAndRestore
 LossScale = keras.optimizers.LossScaleOptimizer

@@ -9,17 +9,16 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer
 
 from trainjob_trainer.engine.replica_share import (
     Part,
     by_share,
-    count_as_in_one_process,
     retried,
     weighed,
     without_share,
 )
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.plain.patches import prepare_fit
 
 TRUE, PREDICTED = tf.zeros([2, 1]), tf.constant([[1.0], [3.0]])
 MEAN, SUM = 2.0, 4.0
@@ -42,7 +41,7 @@ class Own(Plain):
 
 @pytest.fixture(autouse=True)
 def _replaced() -> None:
-    count_as_in_one_process(trainer)
+    prepare_fit()
 
 
 def share(step: Callable[[Any], Any], lines: list[str] | None = None, **env: str) -> Callable[[Any], Any]:

@@ -359,7 +359,6 @@ def count_as_in_one_process(trainer: ModuleType) -> None:
     )
     _replace(metrics.Mean, "update_state", _tracked)
     _replace(backend.Variable, "assign", _assigned)
-    _replace(trainer.TensorFlowTrainer, "_aggregate_additional_loss", _added)
     for optimizer in (optimizers.Optimizer, optimizers.LossScaleOptimizer):
         _replace(optimizer, "apply", _applied)
         _replace(optimizer, "scale_loss", _weighed_loss)
@@ -440,9 +439,11 @@ def _assigned(step: _Step, original: Any, variable: Any, value: Any) -> Any:
     return original(variable, value)
 
 
-def _added(step: _Step, original: Any, model: Any, loss: Any) -> Any:
-    """Return what a layer adds to the loss; Keras sums what has a number for each row."""
-    total = original(model, loss)
+def added(loss: Any, total: Any) -> Any:
+    """Return the `total` that a layer's `loss` adds; Keras sums what has a number for each row."""
+    step = _current.step
+    if step is None:
+        return total
     is_of_rows = loss.shape.rank and loss.shape[0] in (None, step.rows)
     return _times(total, _divided(1.0, step.fraction)) if is_of_rows else total
 

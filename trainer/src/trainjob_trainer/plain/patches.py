@@ -130,7 +130,7 @@ PATCHES = (
     Patch(
         "losses",
         "scale_loss_for_distribution, unscale_loss_for_distribution, reduce_weighted_values, Loss.__call__, "
-        "Mean.update_state, Variable.assign, _aggregate_additional_loss, Optimizer.apply and scale_loss, "
+        "Mean.update_state, Variable.assign, Optimizer.apply and scale_loss, "
         "tf.nn.compute_average_loss, Strategy.num_replicas_in_sync",
         "losses, gradients and metrics count each row once, as in one process; Keras divides by the number "
         "of devices, also what a script's own loss or train_step has computed",
@@ -195,11 +195,16 @@ def prepare_fit() -> None:
         prepare(importlib.import_module(name))
 
 
+def fit_class(trainer: Any) -> Any:
+    """Return the class of Keras's trainer module that has `fit`; Keras 3.16 renames it."""
+    return getattr(trainer, "TensorFlowTrainer", None) or trainer.Trainer
+
+
 def _has_expected_form(module: ModuleType) -> bool:
     """Return whether Keras's trainer has the functions that are replaced; if not, a line says what to do."""
     trainer: Any = sys.modules.get(_TRAINER)  # not there with another back end
     try:
-        kind, epochs = trainer.TensorFlowTrainer, trainer.TFEpochIterator
+        kind, epochs = fit_class(trainer), trainer.TFEpochIterator
         expected = {
             kind._maybe_symbolic_build: ["self", "iterator", "data_batch"],
             kind._make_function: ["self", "step_function"],

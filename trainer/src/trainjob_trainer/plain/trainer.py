@@ -23,18 +23,19 @@ from keras.src.backend.tensorflow import trainer
 from trainjob_trainer.distribution.collective import broadcast, is_collective
 from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
-from trainjob_trainer.engine.replica_share import by_share, retried, without_share
+from trainjob_trainer.engine.replica_share import added, by_share, retried, without_share
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.data import UNEQUAL_ROWS, Batches, of_one_replica
 from trainjob_trainer.plain.fit_call import Seen
+from trainjob_trainer.plain.patches import fit_class
 from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
 from trainjob_trainer.plain.refusals import is_in_a_job
 from trainjob_trainer.plain.strategy import bring_in, meet
 from trainjob_trainer.reporting.progress import notice
 
-KerasTrainer: Any = trainer.TensorFlowTrainer
+KerasTrainer: Any = fit_class(trainer)
 _SIGNATURES = {
     name: inspect.signature(getattr(KerasTrainer, name)) for name in ("fit", "evaluate", "predict")
 }
@@ -195,6 +196,10 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
             _build_by_its_step(self, data_batch)
         of_optimizers = [one for optimizer in _optimizers_of(self) for one in optimizer.variables]
         bring_into_strategy(self, [*self.metrics_variables, *of_optimizers] if is_new else ())
+
+    def _aggregate_additional_loss(self, loss: Any) -> Any:
+        """Count what a layer adds to the loss once, as `replica_share` has it."""
+        return added(loss, super()._aggregate_additional_loss(loss))
 
     def _resolve_auto_jit_compile(self) -> bool:
         """Have `jit_compile="auto"` mean under a strategy what it means without: XLA on GPUs."""
