@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from support.trainer.plain import SCRIPTS, run_job
+from trainjob_trainer.environment import _SWITCHED
+from trainjob_trainer.plain.patches import PATCHES
 from trainjob_trainer.plain.trainer import fixed_batch_trouble
 
 
@@ -51,3 +53,7 @@ def test_what_a_row_of_the_table_mends_is_broken_without_it(without: str, tmp_pa
     broken = {*without.split(",")} | ({"fit", "losses"} if without in ("fit", "strategy") else set())
     facts = json.loads((tmp_path / "worker-0.json").read_text())
     assert facts == {one: one not in broken for one in ROWS}, ended["worker-0"].log
+
+
+def test_the_environment_knows_the_names_of_all_rows() -> None:
+    assert set(_SWITCHED) == {"memory", "garbage", *(one.name for one in PATCHES)}

@@ -17,7 +17,7 @@ from trainjob_trainer.task import Task, of_the_job
 WITHOUT = "TRAIN_WITHOUT"
 _SWITCHED = (
     *("memory", "garbage"),
-    *("start", "backend", "legacy", "strategy", "numbers", "iterators", "order", "reduce", "losses", "fit"),
+    *("start", "refusals", "strategy", "numbers", "iterators", "order", "reduce", "losses", "fit"),
     *("saving", "horovod"),
 )
 """`garbage` is the import hook's; from `start` on they are the rows of `plain/patches.py`."""

@@ -64,21 +64,19 @@ PATCHES = (
         "start",
         "sys.excepthook, SIGTERM, glibc's malloc",
         "an error ends a worker with a message and an exit code, and SIGTERM saves what has been reached",
-        {"tensorflow.python.eager.context": "process.install_hook"},
+        {"tensorflow.python.eager.context": "plain.process.install_hook"},
         is_check=True,
     ),
     Patch(
-        "backend",
-        "nothing: keras.config.backend() is looked at",
-        "with another back end each worker would train a model of its own, without a word",
-        {"keras.src.backend.config": "refusals.refuse_other_backend"},
+        "refusals",
+        "tf_keras.Model.fit; keras.config.backend() is looked at",
+        "with another back end each worker would train a model of its own, and tf_keras would save nothing, "
+        "without a word",
+        {
+            "keras.src.backend.config": "plain.refusals.refuse_other_backend",
+            "tf_keras.src.engine.training": "plain.refusals.refuse_legacy_fit",
+        },
         is_check=True,
-    ),
-    Patch(
-        "legacy",
-        "tf_keras.Model.fit",
-        "in a job tf_keras would save no checkpoints, and the evaluator would train too, without a word",
-        {"tf_keras.src.engine.training": "refusals.refuse_legacy_fit"},
     ),
     Patch(
         "strategy",
@@ -86,23 +84,23 @@ PATCHES = (
         "GradientTape.gradient",
         "the job's workers train one model, whatever strategy a script names, and start from one seed",
         {
-            "tensorflow.python.eager.context": "strategy.build_before_first_operation",
-            "tensorflow.python.distribute.collective_all_reduce_strategy": "strategy.prepare_strategy",
-            "tensorflow.python.distribute.mirrored_strategy": "strategy.prepare_mirrored",
+            "tensorflow.python.eager.context": "plain.strategy.build_before_first_operation",
+            "tensorflow.python.distribute.collective_all_reduce_strategy": "plain.strategy.prepare_strategy",
+            "tensorflow.python.distribute.mirrored_strategy": "plain.strategy.prepare_mirrored",
         },
     ),
     Patch(
         "numbers",
         "DistributedVariable.__float__, __int__",
         "float(model.optimizer.learning_rate) works under a strategy as without one",
-        {"tensorflow.python.distribute.values": "strategy.read_as_numbers"},
+        {"tensorflow.python.distribute.values": "plain.strategy.read_as_numbers"},
         fault={"tensorflow.python.distribute.values": r"class DistributedVariable(?![\s\S]*def __float__)"},
     ),
     Patch(
         "iterators",
         "OwnedMultiDeviceIterator.__init__",
         "a data set lives as long as its iterator: else a thread reads freed memory, and the process crashes",
-        {"tensorflow.python.data.ops.multi_device_iterator_ops": "strategy.keep_datasets"},
+        {"tensorflow.python.data.ops.multi_device_iterator_ops": "plain.strategy.keep_datasets"},
         fault={
             "tensorflow.python.data.ops.multi_device_iterator_ops": (
                 r"class OwnedMultiDeviceIterator(?![\s\S]*self\._dataset = dataset)"
@@ -114,8 +112,8 @@ PATCHES = (
         "tf.data's operations with an argument `deterministic`",
         "workers read the same batches in the same order, also where a map says deterministic=False",
         {
-            "tensorflow.python.ops.gen_dataset_ops": "process.refuse_disorder",
-            "tensorflow.python.ops.gen_experimental_dataset_ops": "process.refuse_disorder",
+            "tensorflow.python.ops.gen_dataset_ops": "plain.process.refuse_disorder",
+            "tensorflow.python.ops.gen_experimental_dataset_ops": "plain.process.refuse_disorder",
         },
     ),
     Patch(
@@ -123,7 +121,7 @@ PATCHES = (
         "keras.src.backend.tensorflow.trainer.reduce_per_replica",
         "Keras averages scalar metrics over an axis that they don't have, and joins the rows of predict() in "
         "another order than the workers have them in",
-        {_TRAINER: "trainer.repair_reduce"},
+        {_TRAINER: "plain.trainer.repair_reduce"},
         upstream=f"{_KERAS}20585",
         fault={_TRAINER: r'strategy\.reduce\("MEAN", v, axis=0\)'},
     ),
@@ -134,7 +132,7 @@ PATCHES = (
         "tf.nn.compute_average_loss, Strategy.num_replicas_in_sync",
         "losses, gradients and metrics count each row once, as in one process; Keras divides by the number "
         "of devices, also what a script's own loss or train_step has computed",
-        {_TRAINER: "replica_share.count_as_in_one_process"},
+        {_TRAINER: "engine.replica_share.count_as_in_one_process"},
         fault={"keras.src.losses.loss": r"1\.0 / num_replicas|num_replicas_in_sync"},
     ),
     Patch(
@@ -142,7 +140,7 @@ PATCHES = (
         "the base class of keras.Model, TFEpochIterator",
         "fit() trains with several workers, many batches a call, on the rows of one process, resumes where "
         "an earlier attempt left it, and scores checkpoints in the evaluator",
-        {_TRAINER: "data.replace_iterator", "keras.src.models.model": "trainer.replace_base"},
+        {_TRAINER: "plain.data.replace_iterator", "keras.src.models.model": "plain.trainer.replace_base"},
         upstream=f"{_KERAS}20585",
         fault={_TRAINER: r"distribute_strategy\.reduce\("},
     ),
@@ -151,15 +149,15 @@ PATCHES = (
         "save_model and save_weights of keras.src.saving.saving_api, Model.export",
         "no two workers write one file, and every worker reads back what it has saved",
         {
-            "keras.src.saving.saving_api": "writers.redirect_saving",
-            "keras.src.models.model": "writers.redirect_export",
+            "keras.src.saving.saving_api": "plain.writers.redirect_saving",
+            "keras.src.models.model": "plain.writers.redirect_export",
         },
     ),
     Patch(
         "horovod",
         "HorovodBasics.init",
         "without a rank hvd.init() trains alone, without a word",
-        {"horovod.common.basics": "horovod.guard_init"},
+        {"horovod.common.basics": "plain.horovod.guard_init"},
     ),
 )
 
@@ -178,9 +176,8 @@ def prepare(module: ModuleType) -> None:
         if path is None or is_left_out or (patch.name in _OF_KERAS and not _has_expected_form(module)):
             continue
         _done.add(key)
-        owner, _, name = path.partition(".")
-        package = "trainjob_trainer.engine" if owner == "replica_share" else __package__
-        getattr(importlib.import_module(f"{package}.{owner}"), name)(module)
+        owner, _, name = path.rpartition(".")
+        getattr(importlib.import_module(f"trainjob_trainer.{owner}"), name)(module)
 
 
 def prepare_loaded() -> None:
