@@ -23,7 +23,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
@@ -639,11 +638,6 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
         if self.rows:
             self.rows.take(rest)
         self._current_iterator, self._steps_seen = iterator, taken - call.batches_before
-
-
-def replace_iterator(module: ModuleType) -> None:
-    """Have Keras iterate by `JobEpochs`; `module` is `keras.src.backend.tensorflow.trainer`."""
-    module.TFEpochIterator = JobEpochs  # type: ignore[attr-defined]
 
 
 def _replay(

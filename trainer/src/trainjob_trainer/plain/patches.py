@@ -137,10 +137,10 @@ PATCHES = (
     ),
     Patch(
         "fit",
-        "the base class of keras.Model, TFEpochIterator",
+        "TensorFlowTrainer, which is the base class of keras.Model, and TFEpochIterator",
         "fit() trains with several workers, many batches a call, on the rows of one process, resumes where "
         "an earlier attempt left it, and scores checkpoints in the evaluator",
-        {_TRAINER: "plain.data.replace_iterator", "keras.src.models.model": "plain.trainer.replace_base"},
+        {_TRAINER: "plain.trainer.replace_classes", "keras.src.models.model": "plain.trainer.replace_base"},
         upstream=f"{_KERAS}20585",
         fault={_TRAINER: r"distribute_strategy\.reduce\("},
     ),

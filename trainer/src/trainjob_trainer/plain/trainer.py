@@ -27,7 +27,7 @@ from trainjob_trainer.engine.replica_share import added, by_share, retried, with
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain.data import UNEQUAL_ROWS, Batches, of_one_replica
+from trainjob_trainer.plain.data import UNEQUAL_ROWS, Batches, JobEpochs, of_one_replica
 from trainjob_trainer.plain.fit_call import Seen
 from trainjob_trainer.plain.patches import fit_class
 from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
@@ -43,8 +43,14 @@ _MAKERS = ("make_train_function", "make_test_function")
 _KERAS_OWN = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
+def replace_classes(module: Any) -> None:
+    """Replace two classes of `keras.src.backend.tensorflow.trainer`, before anything else imports them."""
+    setattr(module, KerasTrainer.__name__, JobTrainer)
+    module.TFEpochIterator = JobEpochs
+
+
 def replace_base(models: ModuleType) -> None:
-    """Give `Model` of `keras.src.models.model` this base class; all models have it, old and new ones."""
+    """Give `Model` of `keras.src.models.model` this base class, where Keras has been imported before."""
     kind = models.Model
     kind.__bases__ = tuple(JobTrainer if one is KerasTrainer else one for one in kind.__bases__)
 
