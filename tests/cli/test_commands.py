@@ -25,7 +25,6 @@ COMMANDS = [
     "delete",
     "cp",
     "tensorboard",
-    "profile",
     "doctor",
     "ui",
     "convert",

@@ -155,7 +155,7 @@ def image(says: str, *, pulled: bool = True) -> dict[str, Any]:
         ({"controllers": (Controller(where="a/b", version="0.0.9", ready=1),)}, "controller", NOTE,
          "0.0.9 in a/b", "should upgrade the chart"),
         (denied(0), "permissions", PROBLEM, "create trainjobs in default (for submit)", "ClusterRole `edit`"),
-        (denied(10), "permissions", NOTE, "create pods/exec in default (for profile)", "ClusterRole `edit`"),
+        (denied(10), "permissions", NOTE, "create pods/exec in default (for cp)", "ClusterRole `edit`"),
         ({"allowed": AWAY}, "permissions", NOTE, "can't be told: no answer", ""),
         ({"classes": {"gp3": "ebs.csi.aws.com"}}, "storage", NOTE, "gp3 (ebs.csi.aws.com)", "on one node"),
         ({"classes": {}}, "storage", NOTE, "no storage class", "nfs:SERVER:/FOLDER"),

@@ -41,7 +41,7 @@ class Played:
 
     def __init__(self, printed: bytes, code: int | None = 0, complaint: str = "") -> None:
         self._stream = io.BytesIO(printed)
-        self.result = Executed(code, "", complaint)
+        self.result = Executed(code, complaint)
 
     def read(self) -> bytes:
         return self._stream.read(1000)

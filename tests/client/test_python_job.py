@@ -10,9 +10,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from nbclient import NotebookClient
@@ -23,14 +22,11 @@ from support.cli.server import CliServer
 from support.cli.stored_jobs import RUNNING, ended, stored_job, stored_pod
 from trainjob import ClusterProblem, Job, JobFailed, NoCluster, NoJob, Trainer, jobs
 from trainjob.client import background
-from trainjob.client.handle import ClusterJob
 from trainjob.client.job import AsyncJob
-from trainjob.client.profile import LocalProfileClient, PodProfileClient, client_for
 from trainjob.client.trainer import AsyncTrainer
-from trainjob.client.view import JobView, read_job
 
 if TYPE_CHECKING:
-    from trainjob.cluster.kube.client import ApiClient
+    pass
 
 PROGRESS = {"step": 100, "totalSteps": 400, "metrics": {"loss": "0.5", "accuracy": "nan"}}
 FAILURE = {
@@ -387,19 +383,3 @@ def test_what_the_cluster_refuses_is_said(api: CliServer) -> None:
     api.rules.append(refuse)
     with pytest.raises(NoCluster, match="the API server doesn't allow it: no rights"):
         Trainer(train, image="i", output="claim:training").submit()
-
-
-@pytest.mark.parametrize(
-    ("job", "client"),
-    [
-        (read_job(stored_job()), PodProfileClient),
-        (replace(read_job(stored_job()), folder="/runs/digits"), LocalProfileClient),
-    ],
-)
-def test_a_profile_is_asked_of_the_replica_where_it_runs(job: JobView, client: type) -> None:
-    handle = ClusterJob(cast("ApiClient", None), "default", "digits")
-    found, replica = client_for(handle, job, None)
-    assert isinstance(found, client)
-    assert replica.name == "worker-0"
-    with pytest.raises(ClusterProblem, match="digits is over: Complete; only a job that trains"):
-        client_for(handle, read_job(stored_job("Complete")), None)

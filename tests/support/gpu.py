@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.ports import free_ports
+
 from support.cli.running import TRAINJOB
+from support.pages import PAGES, commands
 from support.trainer.plain import clean_environment
 
 SPEED = Path(__file__).parents[1] / "gpu" / "speed.py"
@@ -51,8 +55,11 @@ def speed_in_a_job(model: str, precision: str, folder: Path, *, gpus: int) -> Sp
 
 
 def profiled(model: str, folder: Path, *, gpus: int) -> bytes:
-    """Return the profile of five steps of a job of one worker."""
-    command, env = _job(_copy(folder), gpus), _environment(model, "float32", epochs=1_000_000)
+    """Return the profile that the line of docs/watching.md records of a job of one worker."""
+    (line,) = [one for one in commands(PAGES["docs/watching.md"], "python") if "profiler" in one]
+    code, port = shlex.split(line)[2], str(free_ports(1)[0])
+    command = [*_job(_copy(folder), gpus), "--base-port", port]
+    env = _environment(model, "float32", epochs=1_000_000)
     with (
         (folder / "log").open("wb") as log,
         subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT) as job,
@@ -63,12 +70,11 @@ def profiled(model: str, folder: Path, *, gpus: int) -> bytes:
                 assert job.poll() is None, (folder / "log").read_text(encoding="utf-8", errors="replace")
                 assert time.monotonic() < until, "it doesn't train"
                 time.sleep(0.5)
-            profile = [str(TRAINJOB), "profile", "speed", "--local", "--steps", "5", "--timeout", "5m"]
-            _run(profile, folder, model, "float32")
+            _run([sys.executable, "-c", code.replace(":2222", f":{port}")], folder, model, "float32")
         finally:
             job.terminate()
             job.wait()
-    return b"".join(path.read_bytes() for path in folder.rglob("*.xplane.pb"))
+    return b"".join(path.read_bytes() for path in folder.glob("profile/plugins/profile/*/*.xplane.pb"))
 
 
 def _copy(folder: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.reporting.machine import M_MMAP_MAX, M_TRIM_THRESHOLD, give_back, keep_freed_memory
+from trainjob_trainer.reporting.machine import M_MMAP_MAX, M_TRIM_THRESHOLD, keep_freed_memory
 
 BLOCK = 64 * 2**20
 FAULTS = f"""
@@ -35,26 +35,6 @@ def faults_of_five_blocks(how: str) -> int:
 def test_a_block_that_was_freed_is_taken_again_without_asking_the_kernel() -> None:
     pages = 5 * BLOCK // 4096
     assert faults_of_five_blocks("given back") > pages / 2 > 100 * faults_of_five_blocks("kept")
-
-
-GIVES = f"""
-from trainjob_trainer.reporting.machine import give_back, keep_freed_memory
-from trainjob_trainer.reporting.machine import resident_bytes
-assert keep_freed_memory({{}})
-block = bytearray({BLOCK})
-del block
-before = resident_bytes()
-give_back()
-print(before - resident_bytes())
-"""
-
-
-def test_what_is_kept_is_given_back_on_demand() -> None:
-    assert int(subprocess.check_output([sys.executable, "-c", GIVES])) > BLOCK / 2
-
-
-def test_a_c_library_that_can_not_give_back_keeps() -> None:
-    give_back(SimpleNamespace())
 
 
 class Library:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 from testbed import KubectlError, images
 from testbed.claims import NodeCluster
+from testbed.ports import free_ports
 from testbed.waiting import until
 
-from support.cli.program import trainjob
 from support.kube.real_pods import describe, script_job, touch, wait_for
 
 MINUTES = 4
@@ -142,16 +143,19 @@ def progress_of(cluster: NodeCluster, namespace: str) -> dict[str, Any]:
 
 
 def profile(cluster: NodeCluster, namespace: str, folder: Path) -> None:
-    """Have steps of worker 1 recorded; TensorBoard's files lie where the command says."""
-    words = ("profile", "scaled", "--worker", "1", "--steps", "20", "-n", namespace)
-    done = trainjob(*words, cwd=folder, env=cluster.env)
-    assert done.returncode == 0, done.stderr
-    told = re.match(r"steps (\d+)-(\d+): (\S+/logs/worker-1) \(in the job's output\)\n", done.stdout)
-    assert told is not None, done.stdout
-    assert int(told[2]) - int(told[1]) >= 19
-    reader = live_pod(cluster, namespace, "scaled", 0)["metadata"]["name"]
-    find = ("find", f"{told[3]}/plugins/profile", "-name", "*.xplane.pb", "-size", "+0")
-    assert len(cluster.kubectl("exec", reader, "-n", namespace, "--", *find).splitlines()) == 1
+    """Have TensorFlow record worker 1, as docs/watching.md says."""
+    pod, port = live_pod(cluster, namespace, "scaled", 1)["metadata"]["name"], free_ports(1)[0]
+    words = [cluster.kubectl_program, "port-forward", "-n", namespace, pod, f"{port}:2222"]
+    with subprocess.Popen(words, env=cluster.env, stdout=subprocess.PIPE, text=True) as forwarding:
+        assert forwarding.stdout is not None
+        try:
+            assert "Forwarding from" in forwarding.stdout.readline()
+            trace = "import tensorflow as tf; tf.profiler.experimental.client.trace"
+            code = f"{trace}('grpc://127.0.0.1:{port}', {str(folder)!r}, 1000)"
+            subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+        finally:
+            forwarding.terminate()
+    assert [one.stat().st_size > 0 for one in folder.glob("plugins/profile/*/*.xplane.pb")] == [True]
 
 
 def test_a_job_is_profiled_and_scaled_and_preempted_and_continues(

@@ -26,7 +26,6 @@ from trainjob_trainer.evaluation import evaluate_checkpoints
 from trainjob_trainer.parameter_server import serve
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica, join
-from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.reporting.progress import by_loss
 from trainjob_trainer.reporting.step_times import StepClock
 from trainjob_trainer.reporting.summaries import Summaries
@@ -185,12 +184,9 @@ class Run:
             state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None
         )
         writer, clock = CheckpointWriter(self._replica), StepClock()
-        profiler = Profiler(task, self._replica.environment, total)
         with writer.patient():
             for step in range(self._done, total):
-                profiler.between_calls(step, 1)
-                with profiler.mark(step):
-                    yield step
+                yield step
                 self._done = step + 1
                 self._replica.progress.update(state="training", step=self._done, **clock.look(self._done))
                 is_due = self._done % every == 0
@@ -200,7 +196,6 @@ class Run:
                 is_stopping = self._replica.stop.requested  # unknown to the others, so nothing is compared
                 saved = functools.partial(self._metrics.saved, self._groups, is_reduced=is_due)
                 writer.between_steps(self._done, 0, is_due, saved, is_stopping=is_stopping)
-            profiler.finish(self._done)
             weights.compare(self._groups, self._done)
             self._metrics.reduce()
             if task.is_writer:

@@ -143,7 +143,7 @@ class BetweenCalls(LastCallback):
     """
 
     def __init__(self, training: Training, process: PlainProcess, call: FitCall) -> None:
-        super().__init__(process, call, training.users, training.plan.total_steps)
+        super().__init__(process, call, training.users)
         self._training = training
         self._plan = training.plan
         self._settings = json_group("settings", training.settings)
@@ -169,15 +169,13 @@ class BetweenCalls(LastCallback):
             compare=self._before_checkpoint,
         )
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras."""
-        super().on_train_batch_begin(batch, logs)
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
         seconds = time.perf_counter() - self._began
-        super().on_train_batch_end(batch, logs)
         before, step = self.process.step, self.call.epoch * self._training.epoch_steps + batch + 1
         self.process.step = step
         own = self.call.own_time or OwnTime()
@@ -195,10 +193,6 @@ class BetweenCalls(LastCallback):
         if self._plan.is_epoch_end(step):
             self.checkpoints.selection.epoch_ended(step, self.last_epoch)
             self._decide(may_ask=self.call.seen.epochs)
-
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras."""
-        self.profiler.finish(self.process.step)
 
     def _decide(self, *, may_ask: bool) -> None:
         """Save a checkpoint or stop training if it is time; all workers decide the same."""

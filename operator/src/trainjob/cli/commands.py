@@ -28,7 +28,6 @@ _MODULES = {
     "delete": "trainjob.cli.change",
     "cp": "trainjob.cli.cp",
     "tensorboard": "trainjob.cli.tensorboard",
-    "profile": "trainjob.cli.profile",
     "doctor": "trainjob.cli.doctor",
     "ui": "trainjob.cli.ui",
     "convert": "trainjob.cli.convert",

@@ -28,7 +28,7 @@ class Exit(IntEnum):
 
     GOOD = 0
     FAILED = 1
-    """The job failed, a file has mistakes, the cluster refused it, or there is no profile."""
+    """The job failed, a file has mistakes, or the cluster refused it."""
     USAGE = 2
     """The command line is wrong, a file can't be read, or the output can't be written."""
     NO_JOB = 3

@@ -144,7 +144,7 @@ PERMISSIONS = (
     Permission("list", "", "pods", "logs, get NAME"),
     Permission("watch", "", "pods", "logs"),
     Permission("get", "", "pods/log", "logs"),
-    Permission("create", "", "pods/exec", "profile"),
+    Permission("create", "", "pods/exec", "cp"),
 )
 
 

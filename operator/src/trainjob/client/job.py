@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, overload
 
 from trainjob.client import background
@@ -184,23 +183,6 @@ class AsyncJob:
     async def scale(self, workers: int) -> None:
         """See `Job.scale`."""
         await self._patch({"worker": {"replicas": workers}})
-
-    async def profile(
-        self,
-        steps: int = 20,
-        *,
-        worker: int | None = None,
-        timeout: float | str | None = None,  # noqa: ASYNC109
-    ) -> str:
-        """See `Job.profile`."""
-        from trainjob.client.profile import ProfileRequest, client_for  # noqa: PLC0415 - as above
-
-        async with self._open() as handle:
-            assert self.latest is not None  # noqa: S101 - just looked at
-            client, replica = client_for(handle, self.latest, worker)
-            request = {"id": token_hex(8), "count": steps}
-            answer = await ProfileRequest(client, replica.title, _note).run(request, _seconds(timeout))
-            return str(answer.get("folder"))
 
     async def delete(self) -> None:
         """See `Job.delete`."""
@@ -448,21 +430,6 @@ class Job:
     def scale(self, workers: int) -> None:
         """Train with so many workers from now on, from the last checkpoint; the global batch stays."""
         background.run(self._aio.scale(workers))
-
-    def profile(
-        self, steps: int = 20, *, worker: int | None = None, timeout: float | str | None = None
-    ) -> str:
-        """Have TensorFlow's profiler record the next steps, and return the folder of the profile.
-
-        Args:
-            steps: how many.
-            worker: which one; None for the one that leads.
-            timeout: as for `wait`; the request is withdrawn then.
-
-        Raises:
-            ClusterProblem: there will be no profile; the message says why.
-        """
-        return background.run(self._aio.profile(steps, worker=worker, timeout=timeout))
 
     def delete(self) -> None:
         """Stop and delete it; of a run on this machine, its folder too."""

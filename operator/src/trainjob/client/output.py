@@ -406,7 +406,7 @@ class _LocalProgram:
     def result(self) -> Executed:
         assert self._process.stderr is not None  # noqa: S101 - a pipe
         complaint = self._process.stderr.read()
-        return Executed(self._process.wait(), "", complaint.decode(errors="replace"))
+        return Executed(self._process.wait(), complaint.decode(errors="replace"))
 
 
 # The pod that reads the output of a job in a cluster.

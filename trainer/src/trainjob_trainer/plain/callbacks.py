@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import Scoring
 from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, ScriptCall
 from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.reporting.progress import ProgressFile, add_to_history, by_loss, notice
 from trainjob_trainer.reporting.step_times import StepClock
 
@@ -52,20 +50,16 @@ class LastCallback(Scoring):
     """Last in the list, so that it sees the decisions of the user's callbacks.
 
     The script's `fit` and `train_and_evaluate` have one each, which decides when to save and to end. What
-    they share stands here: the steps, profiles, what a checkpoint holds, and how an epoch under way resumes.
+    they share stands here: the steps, what a checkpoint holds, and how an epoch under way resumes.
     """
 
     async_safe = False
 
-    def __init__(
-        self, process: PlainProcess, call: FitCall, users: Sequence[Any], total_steps: int | None = None
-    ) -> None:
+    def __init__(self, process: PlainProcess, call: FitCall, users: Sequence[Any]) -> None:
         super().__init__(process.progress)
         self.process = process
         self.call = call
         self.users = users
-        self.profiler = Profiler(process.task, process.environment, total_steps)
-        self._mark = contextlib.ExitStack()
         self._held: HostGroups = {}
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
@@ -102,16 +96,6 @@ class LastCallback(Scoring):
         if self.call.batches_before:
             assign(checkpoint_groups(self.model), held)
             MetricState(self.model).put_back(host.get(METRICS, ()), is_writer=self.process.is_writer)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, with the first batch's number within the epoch, from 0."""
-        executions = self.call.executions
-        self.profiler.between_calls(self.process.step, executions.longest if executions else 1)
-        self._mark.enter_context(self.profiler.mark(self.process.step))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, with the last batch's number within the epoch, from 0."""
-        self._mark.close()
 
     def figures(self, logs: Any) -> dict[str, float]:
         """Return those of Keras's `logs` that are single numbers, and the number of skipped updates."""
@@ -168,7 +152,6 @@ class AtEnd(LastCallback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
-        super().on_train_batch_end(batch, logs)
         steps = (self.params or {}).get("steps")
         self._batches = done = min(batch + 1, int(steps)) if steps else batch + 1
         self.process.step = self._step_before + done
@@ -183,10 +166,6 @@ class AtEnd(LastCallback):
         is_last = steps and done == int(steps)
         if not is_last:
             self._between_calls(done)
-
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras; the script may call `fit` again."""
-        self.profiler.pause(self.process.step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras; `save_end` saves the state after the last epoch, once all callbacks have ended."""

@@ -1,1 +1,1 @@
-"""Reports of a replica: log lines, progress files, TensorBoard, profiles, W&B."""
+"""Reports of a replica: log lines, progress files, TensorBoard."""

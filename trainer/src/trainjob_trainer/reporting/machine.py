@@ -50,13 +50,6 @@ class Machine:
             yield "utilization", self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
 
 
-def resident_bytes() -> int:
-    """Return the current memory of this process in bytes; 0 where there is no `/proc`."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as file:  # noqa: PTH123
-        return int(file.read().split()[1]) * resource.getpagesize()
-    return 0
-
-
 def _visible(nvml: Any, visible: str | None) -> Iterator[Any]:
     """Yield the GPUs visible to CUDA, in its order: all, or those named by number or UUID."""
     if visible is None:
@@ -103,9 +96,3 @@ def keep_freed_memory(env: Mapping[str, str] | None = None, library: Any = None)
         mallopt = (library or ctypes.CDLL(None)).mallopt  # only glibc has it
         return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, KEPT_BYTES))
     return False
-
-
-def give_back(library: Any = None) -> None:
-    """Return kept memory to the kernel once, after something that needs more than any step."""
-    with contextlib.suppress(OSError, AttributeError):
-        (library or ctypes.CDLL(None)).malloc_trim(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from trainjob.cluster.kube.responses import error_of, unreachable
 from trainjob.cluster.protocol import RequestFailure
 
 _SECONDS = 30.0
-"""Timeout of the connection, and then of a program that `execute` runs."""
+"""Timeout of the connection."""
 
 _OUTPUT, _COMPLAINT, _STATUS = 1, 2, 3
 """Channels of the protocol `v4.channel.k8s.io`: the first byte of each message."""
@@ -30,25 +29,11 @@ class Executed:
 
     Attributes:
         code: the program's exit code; None where it could not be started, or the connection broke off.
-        output: what it printed.
         complaint: what it printed on stderr, or why it could not be started.
     """
 
     code: int | None
-    output: str
     complaint: str
-
-
-async def execute(
-    access: Access, namespace: str, pod: str, container: str, command: Sequence[str]
-) -> Executed:
-    """Run a program to its end.
-
-    Raises:
-        ClusterError: the API server refuses it, there was no response, or the connection broke off.
-    """
-    running = await start(access, namespace, pod, container, command)
-    return await asyncio.to_thread(_run_to_end, running)
 
 
 async def start(
@@ -116,26 +101,13 @@ class RunningProgram:
 
     @property
     def result(self) -> Executed:
-        """Return how it ended, without its output; call it at the end."""
+        """Return how it ended; call it at the end."""
         complaint, status = (self._texts[each].decode(errors="replace") for each in (_COMPLAINT, _STATUS))
-        return _executed("", complaint, _parsed(status))
+        return _executed(complaint, _parsed(status))
 
     def close(self) -> None:
         """Release the connection, once nothing reads it any more."""
         self._connection.shutdown()  # after the server's close frame, `close` leaves the socket open
-
-
-def _run_to_end(running: RunningProgram) -> Executed:
-    until, output = time.monotonic() + _SECONDS, bytearray()
-    try:
-        while piece := running.read():
-            output += piece
-            if time.monotonic() > until:
-                raise unreachable(running.request, f"no end of the program within {_SECONDS:g} s")
-    finally:
-        running.close()
-    result = running.result
-    return Executed(result.code, output.decode(errors="replace"), result.complaint)
 
 
 def _connect(
@@ -167,14 +139,14 @@ def _connect(
         raise unreachable(request, str(error) or type(error).__name__) from error
 
 
-def _executed(output: str, complaint: str, status: Mapping[str, Any]) -> Executed:
+def _executed(complaint: str, status: Mapping[str, Any]) -> Executed:
     if status.get("status") == "Success":
-        return Executed(0, output, complaint)
+        return Executed(0, complaint)
     causes = (status.get("details") or {}).get("causes") or ()
     codes = [str(cause.get("message")) for cause in causes if cause.get("reason") == "ExitCode"]
     if codes and codes[0].isdecimal():
-        return Executed(int(codes[0]), output, complaint)
-    return Executed(None, output, str(status.get("message") or complaint or "the connection broke off"))
+        return Executed(int(codes[0]), complaint)
+    return Executed(None, str(status.get("message") or complaint or "the connection broke off"))
 
 
 def _parsed(status: str) -> Mapping[str, Any]:

@@ -184,7 +184,7 @@ def has_content(folder: Path) -> bool:
         return False
 
 
-_BESIDE_TRAINING = ("logs", "evaluator", "profile")
+_BESIDE_TRAINING = ("logs", "evaluator")
 
 
 def has_saved(folder: Path) -> bool:
