@@ -70,7 +70,8 @@ def profiled(model: str, folder: Path, *, gpus: int) -> bytes:
                 assert job.poll() is None, (folder / "log").read_text(encoding="utf-8", errors="replace")
                 assert time.monotonic() < until, "it doesn't train"
                 time.sleep(0.5)
-            _run([sys.executable, "-c", code.replace(":2222", f":{port}")], folder, model, "float32")
+            code = code.replace(":2222", f":{port}").replace("/tmp", str(folder))
+            _run([sys.executable, "-c", code], folder, model, "float32")
         finally:
             job.terminate()
             job.wait()

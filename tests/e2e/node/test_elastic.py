@@ -15,6 +15,7 @@ from testbed.claims import NodeCluster
 from testbed.ports import free_ports
 from testbed.waiting import until
 
+from support.cli.program import trainjob
 from support.kube.real_pods import describe, script_job, touch, wait_for
 
 MINUTES = 4
@@ -145,16 +146,19 @@ def progress_of(cluster: NodeCluster, namespace: str) -> dict[str, Any]:
 def profile(cluster: NodeCluster, namespace: str, folder: Path) -> None:
     """Have TensorFlow record worker 1, as docs/watching.md says."""
     pod, port = live_pod(cluster, namespace, "scaled", 1)["metadata"]["name"], free_ports(1)[0]
-    words = [cluster.kubectl_program, "port-forward", "-n", namespace, pod, f"{port}:2222"]
-    with subprocess.Popen(words, env=cluster.env, stdout=subprocess.PIPE, text=True) as forwarding:
+    forward = [cluster.kubectl_program, "port-forward", "-n", namespace, pod, f"{port}:2222"]
+    with subprocess.Popen(forward, env=cluster.env, stdout=subprocess.PIPE, text=True) as forwarding:
         assert forwarding.stdout is not None
         try:
             assert "Forwarding from" in forwarding.stdout.readline()
             trace = "import tensorflow as tf; tf.profiler.experimental.client.trace"
-            code = f"{trace}('grpc://127.0.0.1:{port}', {str(folder)!r}, 1000)"
+            code = f"{trace}('grpc://127.0.0.1:{port}', '/output/scaled/logs', 1000)"
             subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
         finally:
             forwarding.terminate()
+    words = ("cp", "scaled:logs/plugins", "plugins", "-n", namespace)
+    done = trainjob(*words, cwd=folder, env=cluster.env)
+    assert done.returncode == 0, done.stderr
     assert [one.stat().st_size > 0 for one in folder.glob("plugins/profile/*/*.xplane.pb")] == [True]
 
 
