@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import select
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
@@ -41,21 +42,19 @@ from trainjob_trainer.errors import (
 from trainjob_trainer.reporting.progress import ProgressFile, storage_is_away
 from trainjob_trainer.task import Task
 
-# SIGTERM while the main thread is inside TensorFlow, where Python's handlers do not run.
-#
-# TensorFlow installs its own SIGTERM handler when a cluster is formed, and never uses it. So a thread
-# listens, and restores the handler if it was replaced. One gap remains: while TensorFlow waits for peers
-# that are not there yet, it holds the interpreter's lock, and only SIGKILL ends the process. A process that
-# the script forks has no such thread; SIGTERM ends it as usual.
-
-
 EVALUATOR_STOPPED = 128 + signal.SIGTERM
 _SECONDS_BETWEEN_LOOKS = 0.25
 _SECONDS_BETWEEN_QUESTIONS = 0.1
 
 
 class StopRequest:
-    """The request to stop this process, and the time that it has from then on."""
+    """The request to stop this process, and the time that it has from then on.
+
+    Python's handlers don't run while the main thread is inside TensorFlow, which also installs a handler of
+    its own when a cluster is formed, and never uses it. So a thread listens, and restores the handler if it
+    was replaced. One gap remains: while TensorFlow waits for peers that are not there yet, it holds the
+    interpreter's lock, and only SIGKILL ends the process.
+    """
 
     def __init__(self) -> None:
         self._requested = threading.Event()
@@ -85,9 +84,17 @@ class StopRequest:
         _spare_forked_children()
 
     def _watch(self, reader: int, leave: Callable[[], None]) -> None:
-        handler = _SystemHandler()
-        while not _came(reader):
-            handler.put_back()
+        # The C function that the system calls: any thread may set it, Python's own API needs the main thread.
+        get, put = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
+        get.argtypes, get.restype = [ctypes.c_int], ctypes.c_void_p
+        put.argtypes, put.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        ours = get(signal.SIGTERM)
+        # Other signals write into the pipe too.
+        while not select.select([reader], [], [], _SECONDS_BETWEEN_LOOKS)[0] or (
+            signal.SIGTERM not in os.read(reader, 64)
+        ):
+            if get(signal.SIGTERM) != ours:
+                put(signal.SIGTERM, ours)
         asked = time.monotonic()
         self._requested.set()
         while time.monotonic() - asked < self.patience_seconds:
@@ -117,40 +124,14 @@ def _spare_forked_children() -> None:
     def hold() -> None:
         mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
-    def release() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask.before)
-
-    def forget() -> None:
-        if is_listening():
+    def release(*, in_child: bool = False) -> None:
+        if in_child and is_listening():
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        release()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask.before)
 
-    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=forget)
-
-
-class _SystemHandler:
-    """The C function that the system calls for SIGTERM.
-
-    Any thread may set it; Python's own API needs the main thread, which is busy then.
-    """
-
-    def __init__(self) -> None:
-        self._get = ctypes.pythonapi.PyOS_getsig
-        self._set = ctypes.pythonapi.PyOS_setsig
-        self._get.argtypes, self._get.restype = [ctypes.c_int], ctypes.c_void_p
-        self._set.argtypes, self._set.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-        self._ours = self._get(signal.SIGTERM)
-
-    def put_back(self) -> None:
-        if self._get(signal.SIGTERM) != self._ours:
-            self._set(signal.SIGTERM, self._ours)
-
-
-def _came(reader: int) -> bool:
-    """Wait a moment, and return whether SIGTERM came; other signals write into the pipe too."""
-    readable, _, _ = select.select([reader], [], [], _SECONDS_BETWEEN_LOOKS)
-    return bool(readable) and signal.SIGTERM in os.read(reader, 64)
+    child = functools.partial(release, in_child=True)
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=child)
 
 
 _LOST = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
@@ -162,10 +143,7 @@ _COLLECTIVE_WORDS = (
     "remote worker",
     "socket closed",
 )
-
 _RING_IS_DOWN = "horovod has been shut down. this was caused by an exception on one of the ranks"
-"""The same from Horovod's operations, in lower case."""
-
 _NCCL = re.compile(r"\bNCCL: ([^.(\n]+)")
 """TensorFlow's form of NCCL's errors."""
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
@@ -179,10 +157,7 @@ def install_edge(
     *,
     output: Path = Path(),
 ) -> None:
-    """Handle every uncaught error of the main thread from now on.
-
-    A process of a cluster ends at once, without atexit handlers. TensorFlow's shutdown would wait for the
-    other processes, which wait for this one, or for a data pipeline that calls Python.
+    """Handle every uncaught error of the main thread from now on; a process of a cluster ends at once.
 
     `task` is None while it is unknown: the error may be a malformed TF_CONFIG.
     """
@@ -224,7 +199,7 @@ def explain_failure(
     # The last replica that TensorFlow names: those that report the loss come first.
     named = ["another worker", *(f"{role}-{index}" for role, index in _TASK.findall(str(error)))]
     lost = [name for name in named if name != task.replica][-1]
-    found = _ABORTED.search(str(error))  # TensorFlow's reason is below the stack of the traced graph
+    found = _ABORTED.search(str(error))
     reason = f" (TensorFlow: {' '.join(found[1].split())[:200]})" if found else ""
     return PeerLost(f"{task.replica} lost {lost}, which ended or can't be reached{reason}")
 
@@ -256,9 +231,6 @@ def is_peer_loss(error: BaseException) -> bool:
     )
 
 
-# The line of the user's program and the cause, in one sentence.
-
-
 _PLACES = [str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))]
 _NOT_THE_USERS = tuple({os.path.realpath(place) for place in _PLACES} | set(_PLACES))
 _DEFINED_AT = re.compile(r'^\s*File "(.+)", line (\d+), in .*$')
@@ -272,10 +244,11 @@ _CALL = "Arguments received by "
 def describe(error: BaseException, trace: TracebackType | None) -> str:
     """Return one sentence, with the line of the user's script that led to the error."""
     words = _BOLD.sub("", str(error)).partition(_CALL)[0]
-    place = _last_of_user((frame.filename, frame.lineno) for frame in traceback.extract_tb(trace))
+    frames: list[tuple[str, int | None]] = [(one.filename, one.lineno) for one in traceback.extract_tb(trace)]
     if any(kind.__name__ == "OpError" for kind in type(error).__mro__):
-        words, frames = read_graph_error(words)
-        place = _last_of_user(frames) or place
+        words, more = read_graph_error(words)
+        frames += more
+    place = next((frame for frame in reversed(frames) if is_users(frame[0])), None)
     words = _NODE.sub("", " ".join(words.split()))
     text = f"{type(error).__name__}: {words}" if words else type(error).__name__
     shown = text if len(text) <= 500 else text[:497] + "..."
@@ -303,11 +276,6 @@ def read_graph_error(message: str) -> tuple[str, list[tuple[str, int | None]]]:
             cause.append(_NODE.sub("", line).strip())
     causes = [_OF_SEVERAL.sub("", one) for one in cause if _OF_SEVERAL.match(one)]
     return causes[0] if causes else " ".join(filter(None, cause)), frames
-
-
-def _last_of_user(frames: Iterable[tuple[str, int | None]]) -> tuple[str, int | None] | None:
-    found = [frame for frame in frames if is_users(frame[0])]
-    return found[-1] if found else None
 
 
 def is_users(file: str) -> bool:
