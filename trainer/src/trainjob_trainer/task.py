@@ -46,13 +46,25 @@ class Task:
             InvalidConfiguration: TF_CONFIG doesn't have TensorFlow's form; the message names the field.
         """
         text = of_the_job(env).get("TF_CONFIG", "").strip()
-        config = _parse_object(text) if text else {}
-        cluster = _parse_cluster(config.get("cluster", {}))
-        task = config.get("task")
+        try:
+            config = json.loads(text or "{}")
+        except ValueError as error:
+            raise InvalidConfiguration(f"TF_CONFIG: not valid JSON ({error})") from error
+        _require(isinstance(config, dict), "TF_CONFIG: must be a JSON object", config)
+        cluster, task = _parse_cluster(config.get("cluster", {})), config.get("task")
         if task is None and not cluster:
             return cls("worker", 0, {})
-        role, index = _parse_task(task)
-        _check_listed(role, index, cluster)
+        _require(isinstance(task, dict), "TF_CONFIG task: must be an object", task)
+        role, index = task.get("type"), task.get("index")
+        _require(role in ROLES, f"TF_CONFIG task.type: must be one of {', '.join(ROLES)}", role)
+        is_number = isinstance(index, int) and not isinstance(index, bool) and index >= 0
+        _require(is_number, "TF_CONFIG task.index: must be a number from 0", index)
+        # TensorFlow's cluster doesn't have to list the evaluator.
+        count = len(cluster.get(role, ()))
+        if cluster and index >= count and (role != "evaluator" or role in cluster):
+            raise InvalidConfiguration(
+                f"TF_CONFIG task: {role} {index} is not in the cluster, which lists {count} of that role"
+            )
         return cls(role, index, cluster)
 
     @property
@@ -127,70 +139,30 @@ class Task:
         return addresses[self.index] if self.index < len(addresses) else None
 
 
-def _parse_object(text: str) -> dict[str, Any]:
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise InvalidConfiguration(f"TF_CONFIG: not valid JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise InvalidConfiguration(f"TF_CONFIG: must be a JSON object, got {_shown(config)}")
-    return config
-
-
-def _parse_cluster(cluster: object) -> dict[str, tuple[str, ...]]:
-    if not isinstance(cluster, dict):
-        raise InvalidConfiguration(f"TF_CONFIG cluster: must be an object, got {_shown(cluster)}")
-    unknown = sorted(set(cluster) - set(ROLES))
-    if unknown:
-        raise InvalidConfiguration(
-            f"TF_CONFIG cluster: unknown role {unknown[0]!r}, expected {', '.join(ROLES)}"
-        )
-    parsed = {role: _parse_addresses(role, addresses) for role, addresses in cluster.items()}
-    if len(parsed.get("chief", ())) > 1:
+def _parse_cluster(cluster: Any) -> dict[str, tuple[str, ...]]:
+    _require(isinstance(cluster, dict), "TF_CONFIG cluster: must be an object", cluster)
+    for role, addresses in cluster.items():
+        if role not in ROLES:
+            expected = ", ".join(ROLES)
+            raise InvalidConfiguration(f"TF_CONFIG cluster: unknown role {role!r}, expected {expected}")
+        where = f"TF_CONFIG cluster.{role}"
+        _require(isinstance(addresses, list), f'{where}: must be a list of "host:port"', addresses)
+        for index, address in enumerate(addresses):
+            host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+            is_address = host and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+            _require(is_address, f'{where}[{index}]: must be "host:port"', address)
+    if len(cluster.get("chief", ())) > 1:
         raise InvalidConfiguration("TF_CONFIG cluster.chief: at most one chief")
     for role in ("chief", "worker"):
-        if parsed.get("ps") and not parsed.get(role):
+        if cluster.get("ps") and not cluster.get(role):
             raise InvalidConfiguration(
                 f"TF_CONFIG cluster.{role}: missing; parameter servers need a chief, which hands out the "
                 "steps, and workers, which take them"
             )
-    return parsed
+    return {role: tuple(addresses) for role, addresses in cluster.items()}
 
 
-def _parse_addresses(role: str, addresses: object) -> tuple[str, ...]:
-    where = f"TF_CONFIG cluster.{role}"
-    if not isinstance(addresses, list):
-        raise InvalidConfiguration(f'{where}: must be a list of "host:port", got {_shown(addresses)}')
-    for index, address in enumerate(addresses):
-        host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-        if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-            raise InvalidConfiguration(f'{where}[{index}]: must be "host:port", got {_shown(address)}')
-    return tuple(addresses)
-
-
-def _parse_task(task: object) -> tuple[str, int]:
-    if not isinstance(task, dict):
-        raise InvalidConfiguration(f"TF_CONFIG task: must be an object, got {_shown(task)}")
-    role, index = task.get("type"), task.get("index")
-    if role not in ROLES:
-        raise InvalidConfiguration(
-            f"TF_CONFIG task.type: must be one of {', '.join(ROLES)}, got {_shown(role)}"
-        )
-    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-        raise InvalidConfiguration(f"TF_CONFIG task.index: must be a number from 0, got {_shown(index)}")
-    return role, index
-
-
-def _check_listed(role: str, index: int, cluster: Mapping[str, tuple[str, ...]]) -> None:
-    if not cluster or (role == "evaluator" and role not in cluster):
-        return  # TensorFlow's cluster doesn't have to list the evaluator
-    count = len(cluster.get(role, ()))
-    if index >= count:
-        raise InvalidConfiguration(
-            f"TF_CONFIG task: {role} {index} is not in the cluster, which lists {count} of that role"
-        )
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _require(is_right: object, rule: str, value: object) -> None:
+    if not is_right:
+        text = json.dumps(value)
+        raise InvalidConfiguration(f"{rule}, got {text if len(text) <= 60 else text[:57] + '...'}")
