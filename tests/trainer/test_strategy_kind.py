@@ -50,5 +50,5 @@ def test_replicas_that_wait_for_others_say_so(
         monkeypatch.setattr(strategy, name, lambda *_, **__: None)
     monkeypatch.setattr(strategy, "_build", see)
     monkeypatch.setattr(strategy, "create_locally", lambda *_: None)
-    strategy.build_strategy(task, {}, progress=progress)
+    strategy.build_strategy(task, progress=progress)
     assert (seen, progress.last.state) == ([state], "starting")

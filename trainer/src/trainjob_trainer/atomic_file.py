@@ -9,11 +9,6 @@ TEMPORARY = ".tmp-"
 """Prefix of files that are not complete yet, or are being removed."""
 
 
-def temporary_of(path: Path) -> Path:
-    """Return the path of a file's next text while it is incomplete."""
-    return path.with_name(TEMPORARY + path.name)
-
-
 def version_of(path: Path) -> tuple[int, ...] | None:
     """Return by what a file that was replaced is known to be another one; None without a file. One `stat`."""
     try:
@@ -29,7 +24,7 @@ def write_atomically(path: Path, text: str) -> None:
     There is no fsync: a power cut may restore the old text. Raises OSError if the folder is missing or can't
     be written.
     """
-    temporary = temporary_of(path)
+    temporary = path.with_name(TEMPORARY + path.name)
     temporary.unlink(missing_ok=True)
     descriptor = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666

@@ -29,11 +29,12 @@ LARGEST_RESULT = 1 << 20
 """Characters of a result: larger ones belong into files of the output folder."""
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """Return the header if this Python can load the function.
+def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """Return the function and its arguments, loaded by the cloudpickle beside it.
 
     Raises:
-        InvalidConfiguration: another Python or a later version packed it, or its files are damaged.
+        InvalidConfiguration: another Python or a later version packed it, its files are damaged, or something
+            that the function needs isn't here.
     """
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
@@ -53,16 +54,6 @@ def read_header(path: Path) -> dict[str, Any]:
         )
     if hashlib.sha256(payload).hexdigest() != digest:
         raise InvalidConfiguration(f"{path.with_name(PAYLOAD)}: its SHA-256 isn't that of its header")
-    return dict(header)
-
-
-def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """Return the function and its arguments, loaded by the cloudpickle beside it.
-
-    Raises:
-        InvalidConfiguration: the header doesn't fit, or something that the function needs isn't here.
-    """
-    header = read_header(path)
     # One of the image may be older than what packed the function.
     for name in [each for each in sys.modules if each.split(".")[0] == "cloudpickle"]:
         del sys.modules[name]
@@ -73,7 +64,7 @@ def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
         # For tracebacks, and for AutoGraph, which reads the source of what it compiles.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        function, arguments = pickle.loads(path.with_name(PAYLOAD).read_bytes())  # noqa: S301 - it is the job's own code
+        function, arguments = pickle.loads(payload)  # noqa: S301 - it is the job's own code
     except ModuleNotFoundError as error:
         raise InvalidConfiguration(
             f"{header.get('entry')} needs the module {error.name!r}, which isn't here: install it into the "
@@ -87,13 +78,10 @@ def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     return function, arguments
 
 
-# The result: JSON, written by the replica that writes checkpoints.
-
-
-def leave_result(result: object, env: Mapping[str, str]) -> None:
-    """Write `result.json` into the output, or say in one line why not; without an output do nothing."""
-    folder = env.get("TRAINJOB_OUTPUT_DIR")
-    if not folder or not Task.from_environment(env).is_writer:
+def leave_result(result: object) -> None:
+    """Write `result.json` into the output, or say in one line why not; only the writer does, and in a job."""
+    folder = os.environ.get("TRAINJOB_OUTPUT_DIR")
+    if not folder or not Task.from_environment(os.environ).is_writer:
         return
     path = Path(folder) / RESULT
     try:
@@ -121,7 +109,7 @@ def main(path: Path) -> None:
         ProgressFile.from_environment(os.environ).fail(error.reason, str(error))
         sys.exit(int(error.exit_code))
     sys.argv[1:] = []  # they are ours
-    leave_result(function(**arguments), os.environ)
+    leave_result(function(**arguments))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.atomic_file import temporary_of, version_of
+from trainjob_trainer.atomic_file import TEMPORARY, version_of
 
 # The child's progress file, read a few times a second; it is replaced as a whole (docs/contract.md).
 
@@ -53,7 +53,7 @@ class ProgressWatch:
 
     def begin(self) -> None:
         """Drop the report and the files of an earlier process."""
-        for path in (self._path, temporary_of(self._path)):
+        for path in (self._path, self._path.with_name(TEMPORARY + self._path.name)):
             with contextlib.suppress(OSError):
                 path.unlink()
         self.report, self._replaced_at, self._first_step = None, None, None

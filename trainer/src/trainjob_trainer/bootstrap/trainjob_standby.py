@@ -24,28 +24,43 @@ READY = b"ready\n"
 
 def wait(started_with: Mapping[str, str]) -> None:
     """Return when this process, whose environment was `started_with`, is to become the training process."""
+    import json
+
     _offer_to_the_oom_killer()
-    recorded = _recorded_environment()
+    # Some of what the script changes before it imports TensorFlow is read by the import.
+    recorded: dict[str, str | None] = {}
+    try:
+        path = os.path.join(os.environ["TRAINJOB_STATE_DIR"], "environment.json")  # noqa: PTH118
+        with open(path, encoding="ascii") as file:  # noqa: PTH123
+            recorded.update(json.load(file))
+    except (KeyError, OSError, ValueError):
+        recorded.clear()
     _change_environment(recorded)
     _import_all()
     _change_environment({name: started_with.get(name) for name in recorded})
     sys.stdout.flush()
     sys.stderr.flush()
-    _report_ready()
-    message = _read_message()
-    _join_in(started_with, message["env"])
-
-
-def _recorded_environment() -> dict[str, str | None]:
-    """Return what the script has changed before it imported TensorFlow: some of it is read by the import."""
-    import json
-
-    try:
-        path = os.path.join(os.environ["TRAINJOB_STATE_DIR"], "environment.json")  # noqa: PTH118
-        with open(path, encoding="ascii") as file:  # noqa: PTH123
-            return dict(json.load(file))
-    except (KeyError, OSError, ValueError):
-        return {}
+    try:  # noqa: SIM105 - contextlib is not loaded yet
+        os.write(0, READY)
+    except BrokenPipeError:  # the agent has sent its message already and no longer reads
+        pass
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(0, 65536)
+        if not part:  # the agent has closed the socket: this standby is no longer needed
+            os._exit(0)
+        line += part
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    _offer_to_the_oom_killer(again=True)
+    env = json.loads(line)["env"]
+    _change_environment(dict.fromkeys(started_with.keys() - env.keys()))
+    # What the imports have set stays, as in a cold start.
+    _change_environment({name: value for name, value in env.items() if started_with.get(name) != value})
+    hook = sys.modules.get("trainjob_import_hook")
+    if hook is not None:
+        hook.renew()
 
 
 def _change_environment(changes: Mapping[str, str | None]) -> None:
@@ -56,19 +71,20 @@ def _change_environment(changes: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _report_ready() -> None:
-    try:
-        os.write(0, READY)
-    except BrokenPipeError:  # the agent has sent its message already and no longer reads
-        return
-
-
 def _import_all() -> None:
     """Import what the script will import, from where the script would find it."""
     import importlib
 
-    first = _first_entry()
-    if first is not None:
+    # The entry that Python will put first on sys.path, but has not yet.
+    script = sys.argv[0] if sys.argv else ""
+    first = os.path.realpath(script)
+    if script in ("", "-", "-c", "-m"):
+        first = os.getcwd()  # noqa: PTH109
+    elif not os.path.isdir(script):
+        first = os.path.dirname(first)
+    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
+        first = ""
+    if first:
         sys.path.insert(0, first)
     try:
         for name in IMPORTED:
@@ -82,50 +98,9 @@ def _import_all() -> None:
         except Exception:  # noqa: BLE001 - it doesn't fit the image's Keras, or there is none: the script may not need it
             return
     finally:
-        if first is not None:
+        if first:
             sys.path.remove(first)
         importlib.invalidate_caches()
-
-
-def _first_entry() -> str | None:
-    """Return the entry that Python will put first on sys.path, but has not yet."""
-    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
-        return None
-    script = sys.argv[0] if sys.argv else ""
-    if script in ("", "-", "-c", "-m"):
-        return os.getcwd()  # noqa: PTH109
-    return os.path.realpath(script) if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))
-
-
-def _read_message() -> dict[str, dict[str, str]]:
-    """Wait for the agent's line; exit if the socket is closed."""
-    import json
-
-    line = b""
-    while not line.endswith(b"\n"):
-        part = os.read(0, 65536)
-        if not part:
-            os._exit(0)
-        line += part
-    message: dict[str, dict[str, str]] = json.loads(line)
-    return message
-
-
-def _join_in(before: Mapping[str, str], env: Mapping[str, str]) -> None:
-    """Become the process that would have been started with `env`."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    _offer_to_the_oom_killer(again=True)
-    for name in before:
-        if name not in env:
-            os.environ.pop(name, None)
-    for name, value in env.items():
-        if before.get(name) != value:  # keep what the imports have set, as in a cold start
-            os.environ[name] = value
-    hook = sys.modules.get("trainjob_import_hook")
-    if hook is not None:
-        hook.renew()
 
 
 _OOM_FILE = "/proc/self/oom_score_adj"

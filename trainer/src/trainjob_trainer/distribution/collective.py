@@ -32,7 +32,7 @@ def broadcast(strategy: Any, task: Task, values: Sequence[int]) -> list[int]:
 
 
 def gather(strategy: Any, task: Task, number: int) -> list[int]:
-    """Return each worker's number, as `gather_all` does."""
+    """Return each worker's number by rank, as `gather_all`."""
     return [one for (one,) in gather_all(strategy, task, [number])]
 
 

@@ -38,7 +38,7 @@ _32_BITS, _64_BITS = (1 << 32) - 1, (1 << 64) - 1
 _FACTOR = 1_099_511_628_211
 _NOT_WANTED = -1
 _SHOWN = 4
-_BITCAST = {"bfloat16", *(f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (16, 32, 64))}
+_BITCAST = {"bfloat16", *(f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64))}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,10 @@ def describe(apart: Apart, names: Sequence[str], variables: Sequence[str], step:
 
     The operator parses the names before the word `weights`; see docs/contract.md.
     """
-    whose = _listed([f"{names[rank]}'s" for rank in apart.ranks])
+    listed = [f"{names[rank]}'s" for rank in apart.ranks]
+    whose = " and ".join(filter(None, [", ".join(listed[:-1]), listed[-1]]))
+    if len(listed) > _SHOWN:
+        whose = f"{', '.join(listed[:_SHOWN])} and {len(listed) - _SHOWN} more workers'"
     others = "the others'" if len(names) > len(apart.ranks) else "each other's"
     among = "between their devices" if others == "each other's" and apart.is_certain else f"from {others}"
     more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
@@ -82,12 +85,6 @@ def describe(apart: Apart, names: Sequence[str], variables: Sequence[str], step:
         f"{whose} weights differ {among} at step {step}{where}{unknown}; they are not saved, and training "
         "goes back to the last checkpoint"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) > _SHOWN:
-        return f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more workers'"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 class WeightsWatch:
@@ -155,17 +152,15 @@ def has_gpus() -> bool:
 
 def mirrored(groups: VariableGroups) -> list[Any]:
     """Return the variables that hold the same bits on all devices."""
-    optimizers = [one for name, group in groups.items() if _is_optimizer(name) for one in group]
-    weights = [one for name, group in groups.items() if not _is_optimizer(name) for one in group]
+    weights: list[Any] = []
+    optimizers: list[Any] = []
+    for name, group in groups.items():
+        (optimizers if name == "optimizer" or name.startswith("optimizer.") else weights).extend(group)
     # Rows that a GPU gathers from all devices: the sums of equal ones depend on their order, which changes.
     # The optimizer's variables of these shapes are updated in the same way.
     gathered = {tuple(one.shape) for one in weights if getattr(one, "is_gathered", False) and has_gpus()}
-    return [
-        one
-        for group, by_optimizer in ((weights, False), (optimizers, True))
-        for one in group
-        if _is_same_everywhere(one, by_optimizer, gathered)
-    ]
+    same = [one for one in weights if _is_same_everywhere(one, False, gathered)]
+    return same + [one for one in optimizers if _is_same_everywhere(one, True, gathered)]
 
 
 def _is_same_everywhere(variable: Any, by_optimizer: bool, gathered: set[Any]) -> bool:
@@ -174,7 +169,9 @@ def _is_same_everywhere(variable: Any, by_optimizer: bool, gathered: set[Any]) -
     An optimizer updates its variables, and weights, by the summed gradients. This excludes what each device's
     own forward pass assigns: moving statistics, random states, counters.
     """
-    inner = _distributed(variable)
+    inner = variable
+    while not hasattr(inner, "values") and hasattr(inner, "value") and not callable(inner.value):
+        inner = inner.value
     is_number = inner.dtype not in (tf.string, tf.resource, tf.variant)
     if not (is_number and hasattr(inner, "values") and inner.shape.is_fully_defined()):
         return False
@@ -188,16 +185,6 @@ def _is_same_everywhere(variable: Any, by_optimizer: bool, gathered: set[Any]) -
     is_weight = bool(inner.trainable) and hasattr(variable, "path")
     is_aggregated = inner.aggregation != tf.VariableAggregation.NONE
     return by_optimizer or is_weight or is_aggregated
-
-
-def _is_optimizer(group: str) -> bool:
-    return group == "optimizer" or group.startswith("optimizer.")
-
-
-def _distributed(variable: Any) -> Any:
-    while not hasattr(variable, "values") and hasattr(variable, "value") and not callable(variable.value):
-        variable = variable.value
-    return variable
 
 
 def _machine() -> int:
@@ -223,22 +210,16 @@ def hash_of(components: Sequence[Any]) -> int:
             crc = _checksum(one, crc)
             continue
         with tf.device(one.device):
-            data = _bytes(one.read_value())
+            # The value's bits, without a copy.
+            flat = tf.reshape(one.read_value(), [-1])
+            if flat.dtype.name not in _BITCAST:
+                flat = tf.cast(flat, tf.float32 if flat.dtype.is_floating else tf.int32)
+            data = tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
             whole = data.shape[0] // 8 * 8
             words = tf.bitcast(tf.reshape(data[:whole], [-1, 8]), tf.int64)
             total = total * _FACTOR + _hash_of_words(one.device)(words)
             crc = _checksum(data[whole:], crc)
     return crc | (int(total.numpy()) & _64_BITS) << 32
-
-
-def _bytes(value: Any) -> Any:
-    """Return the value's bits, without a copy."""
-    flat = tf.reshape(value, [-1])
-    if flat.dtype.name in ("int8", "uint8"):
-        return tf.bitcast(flat, tf.uint8)
-    if flat.dtype.name not in _BITCAST:
-        flat = tf.cast(flat, tf.float32 if flat.dtype.is_floating else tf.int32)
-    return tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
 
 
 @cache

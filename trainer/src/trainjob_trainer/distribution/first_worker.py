@@ -29,22 +29,14 @@ def is_gone(address: str | None) -> bool:
     """Return whether `host:port` refuses a connection; a host that does not respond may still be there."""
     try:
         _connect(address or "", _SECONDS_A_LOOK / 2)
-    except ConnectionRefusedError:
-        return True
-    except (OSError, ValueError, OverflowError):
-        return False
+    except (OSError, ValueError, OverflowError) as error:
+        return isinstance(error, ConnectionRefusedError)
     return False
 
 
 def _connect(address: str, seconds: float) -> None:
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
-
-
-# The wait for the first worker's server.
-#
-# If no process listens yet, TensorFlow retries only after a second. All workers start at the same moment,
-# so every other restart would take that second longer.
 
 
 PATIENCE_SECONDS = 10.0
@@ -60,6 +52,7 @@ def wait_for_first_worker(
 ) -> bool:
     """Wait `PATIENCE_SECONDS` at most for the first worker, and return whether it listens.
 
+    If no process listens yet, TensorFlow retries only after a second; all workers start at the same moment.
     The first worker itself and a single worker do not wait; for them it is true.
     """
     address = task.writer_address
@@ -73,13 +66,6 @@ def wait_for_first_worker(
     return True
 
 
-# Longer heartbeat timeouts: a pause of the machine is not the death of all workers.
-#
-# By default TensorFlow's coordination service regards each worker as dead, even its own process, whose
-# heartbeat is ten seconds late by the wall clock. That would end training on a machine that was migrated,
-# or a laptop that slept, for that long, or whose clock was set.
-
-
 _SECONDS_WITH_AGENT = 86_400.0
 _SECONDS_ALONE = 60.0
 """Longer than a migrated machine pauses. Without agents nothing else ends the wait for a dead worker."""
@@ -88,7 +74,8 @@ _SECONDS_ALONE = 60.0
 def bear_pauses(*, has_agent: bool, service: Any = None) -> None:
     """Let the service wait longer for heartbeats; call this before a strategy of several workers is built.
 
-    An agent notices a worker's death at once, without TensorFlow.
+    By default each worker whose heartbeat is ten seconds late counts as dead, which ends training on a
+    machine that was migrated or slept. An agent notices a worker's death at once, without TensorFlow.
     """
     service = service or importlib.import_module("tensorflow.python.eager.context").context()
     seconds = _SECONDS_WITH_AGENT if has_agent else _SECONDS_ALONE
@@ -97,12 +84,9 @@ def bear_pauses(*, has_agent: bool, service: Any = None) -> None:
     )
 
 
-# Errors of code that makes TensorFlow listen.
-
-
 @contextlib.contextmanager
 def explained(task: Task) -> Iterator[None]:
-    """Explain such errors, and say what to do.
+    """Explain errors of code that makes TensorFlow listen, and say what to do.
 
     Raises:
         InvalidConfiguration: an operation ran before; workers can't be connected any more.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -17,8 +17,6 @@ from trainjob_trainer.environment import is_from_agent
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.reporting.progress import ProgressFile, announce
 from trainjob_trainer.task import Task
-
-# The choice of the strategy, without TensorFlow.
 
 
 class Kind(Enum):
@@ -52,32 +50,8 @@ def is_mirrored(strategy: Any) -> bool:
     return "MirroredExtended" in {kind.__name__ for kind in type(strategy.extended).__mro__}
 
 
-# The chief's connection to its workers and parameter servers.
-
-
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_LINES = 30.0
-
-
-def build_coordinated_strategy(task: Task) -> Any:
-    """Connect to all workers and parameter servers, as soon as they listen.
-
-    Variables are distributed over the servers one by one. They are not sharded: Keras 3 can't take the
-    gradient of a sharded variable.
-    """
-    # Otherwise a call to a dead worker waits for its return, instead of being sent to another worker.
-    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
-    wait_for_servers(task)
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        training_cluster(task), task_type=task.type, task_id=task.index, rpc_layer="grpc"
-    )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    if strategy.num_replicas_in_sync > 1:
-        raise InvalidConfiguration(
-            f"each worker has {strategy.num_replicas_in_sync} GPUs, and with parameter servers a worker "
-            "takes its steps on one: ask for one GPU a worker, and for more workers"
-        )
-    return strategy
 
 
 def training_cluster(task: Task) -> Any:
@@ -118,14 +92,11 @@ _multi_worker: list[tuple[Task, Any]] = []
 """The strategy of several workers, once it is built: TensorFlow builds one in a process."""
 
 
-def build_strategy(
-    task: Task, env: Mapping[str, str] | None = None, *, progress: ProgressFile | None = None
-) -> Any:
+def build_strategy(task: Task, *, progress: ProgressFile | None = None) -> Any:
     """Build the strategy before any TensorFlow operation runs; workers wait here for each other.
 
     `progress` says so meanwhile. Raises InvalidConfiguration and PortInUse, as `explained` does.
     """
-    env = os.environ if env is None else env
     kind = choose_kind(task, devices=len(_devices()))
     if kind is Kind.MULTI_WORKER and _multi_worker and _multi_worker[-1][0] == task:
         return _multi_worker[-1][1]
@@ -134,7 +105,7 @@ def build_strategy(
         progress.update(state="waiting")
     if kind is not Kind.COORDINATED:
         wait_for_first_worker(task)
-    bear_pauses(has_agent=is_from_agent(env))
+    bear_pauses(has_agent=is_from_agent(os.environ))
     with explained(task):
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # processes share a GPU on a laptop
         strategy = _build(kind, task)
@@ -148,7 +119,21 @@ def build_strategy(
 
 def _build(kind: Kind, task: Task) -> Any:
     if kind is Kind.COORDINATED:
-        return build_coordinated_strategy(task)
+        # Otherwise a call to a dead worker waits for its return, instead of being sent to another worker.
+        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+        wait_for_servers(task)
+        # Variables are not sharded over the servers: Keras 3 can't take the gradient of a sharded one.
+        strategy = tf.distribute.ParameterServerStrategy(
+            tf.distribute.cluster_resolver.SimpleClusterResolver(
+                training_cluster(task), task_type=task.type, task_id=task.index, rpc_layer="grpc"
+            )
+        )
+        if strategy.num_replicas_in_sync > 1:
+            raise InvalidConfiguration(
+                f"each worker has {strategy.num_replicas_in_sync} GPUs, and with parameter servers a worker "
+                "takes its steps on one: ask for one GPU a worker, and for more workers"
+            )
+        return strategy
     if kind is Kind.MULTI_WORKER:
         return tf.distribute.MultiWorkerMirroredStrategy()
     if kind is Kind.MIRRORED:

@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 import threading
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from trainjob_trainer.distribution.first_worker import bear_pauses, explained, wait_for_first_worker
@@ -22,6 +22,7 @@ from trainjob_trainer.environment import keeps_own_strategy
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.process import (
     PlainProcess,
+    assigned,
     current_process,
     end_on_request,
     job_seed,
@@ -54,7 +55,7 @@ def prepare_strategy(module: ModuleType) -> None:
         process = current_process()
         if self is _built():
             return
-        with _building:
+        with _building.lock, assigned(_building, "is_begun", True):
             if not process.task.is_evaluator:
                 end_if_finished(process.trainings.root, process.environment.uid, process.progress)
             process.claim_output()
@@ -62,7 +63,15 @@ def prepare_strategy(module: ModuleType) -> None:
             process.progress.keep_fresh()
             needs_collectives = process.task.num_workers > 1 or not module.context.context()._initialized
             if process.task.is_evaluator or not needs_collectives:  # an operation has run before
-                cluster_resolver = _own_resolver(process.task)
+                # An empty cluster, of the process's type: scripts do not take the evaluator for the chief.
+                tf, task = importlib.import_module("tensorflow"), process.task
+                gpus = len(tf.config.list_physical_devices("GPU"))
+                cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+                    tf.train.ClusterSpec({}),
+                    task_type=task.type,
+                    task_id=task.index,
+                    num_accelerators={"GPU": min(1, gpus) if task.is_evaluator else gpus},
+                )
             end_on_request(process)
             process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
             wait_for_first_worker(process.task)
@@ -111,23 +120,8 @@ def build_before_first_operation(context: ModuleType) -> None:
     context.Context.ensure_initialized = ensure_initialized
 
 
-class _Building:
-    """Whether the strategy is being built, by the thread that has the lock."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.is_begun = False
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-        self.is_begun = True
-
-    def __exit__(self, *error: object) -> None:
-        self.is_begun = False
-        self.lock.release()
-
-
-_building = _Building()
+_building = SimpleNamespace(lock=threading.RLock(), is_begun=False)
+"""Whether the strategy is being built, by the thread that has the lock."""
 _joint: list[tuple[Task, Any]] = []
 """The strategy of several workers, once it is built: TensorFlow builds one in a process."""
 
@@ -305,15 +299,3 @@ class _Kept:
     def with_options(self, options: Any) -> Any:
         self._made = self._dataset.with_options(options)
         return self._made
-
-
-def _own_resolver(task: Task) -> Any:
-    """Return an empty cluster, of the process's type: scripts do not take the evaluator for the chief."""
-    tf = importlib.import_module("tensorflow")
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({}),
-        task_type=task.type,
-        task_id=task.index,
-        num_accelerators={"GPU": min(1, gpus) if task.is_evaluator else gpus},
-    )
