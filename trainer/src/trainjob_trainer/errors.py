@@ -1,4 +1,26 @@
-"""The errors of the trainer, distinguished by what has to happen next; each has an exit code."""
+"""The errors of the trainer, distinguished by what has to happen next.
+
+    TrainerError
+    ├── InvalidConfiguration   80  a setting, the environment or the data is wrong
+    ├── OutputFinished         81  the output folder holds a finished training
+    ├── OutputUnwritable       82  a file could not be written
+    │   ├── CheckpointUnreadable   a checkpoint is damaged or gone: another one may be used
+    │   ├── CheckpointUnavailable  the content is unknown: nothing may be changed
+    │   └── OutputTaken            another job owns the output now
+    ├── OutputFull             83  no space left
+    ├── PortInUse              84  this replica's address is in use
+    ├── PeerLost               85  another replica is gone
+    ├── Preempted              86  asked to stop
+    ├── CheckpointMismatch     87  the checkpoint belongs to another model
+    ├── Stalled                88  a step did not end
+    ├── Fenced                 89  a newer start of the job writes the output
+    ├── NotFinite              90  a loss, a gradient or a weight is NaN or infinite
+    ├── WeightsDiverged        91  the workers' weights are no longer the same
+    ├── StorageUnavailable     92  files or data are away, and may come back
+    └── NcclFailed             93  NVIDIA's collectives can't work as they are set up
+
+Each has the exit code of the process.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +30,8 @@ import re
 from enum import IntEnum
 from socket import EAI_AGAIN
 from typing import ClassVar
+
+# The exit codes of a training process.
 
 
 class ExitCode(IntEnum):

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import local_components, variable_name
-from trainjob_trainer.distribution.collective import gather_all, is_collective
+from trainjob_trainer.distribution.collective import gather_all
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task
 
@@ -127,12 +127,3 @@ class InitialValues:
 def _hash(content: bytes) -> int:
     """Return 48 bits: the collective sums numbers over a worker's devices, in 64 bits."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big")
-
-
-def create_locally(strategy: Any, task: Task) -> None:
-    """Make a newly built MultiWorkerMirroredStrategy create variables without a broadcast for each.
-
-    Another strategy, one of a single worker, and one for which this is done already are not changed.
-    """
-    if "run" not in vars(strategy) and is_collective(strategy):
-        InitialValues(strategy, task)

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.distribution.first_worker import bear_pauses, explained, wait_for_first_worker
+from trainjob_trainer.distribution.first_worker import bear_pauses, explained
 from trainjob_trainer.distribution.first_worker import listens as is_listening
-from trainjob_trainer.distribution.initial_values import create_locally
 from trainjob_trainer.environment import is_from_agent
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.plain.patches import prepare
 from trainjob_trainer.reporting.progress import ProgressFile, announce
 from trainjob_trainer.task import Task
-
-
-class Kind(Enum):
-    """A strategy, by TensorFlow's name if it has one."""
-
-    SINGLE = "one device"
-    EVALUATOR = "one device for evaluation"
-    MIRRORED = "MirroredStrategy"
-    MULTI_WORKER = "MultiWorkerMirroredStrategy"
-    COORDINATED = "ParameterServerStrategy"
-
-
-def choose_kind(task: Task, *, devices: int) -> Kind:
-    """Choose by the replica's role and devices.
-
-    A cluster of one is MultiWorkerMirrored too, so that growing a job changes nothing. The evaluator has one
-    device: a second one would need padded batches, and unweighted metrics would count the padding.
-    `devices` counts the GPUs, or the logical CPUs. Replicas that serve a chief do not call this.
-    """
-    if task.is_evaluator:
-        return Kind.EVALUATOR
-    if task.is_coordinator:
-        return Kind.COORDINATED
-    if task.is_distributed:
-        return Kind.MULTI_WORKER
-    return Kind.MIRRORED if devices > 1 else Kind.SINGLE
 
 
 def is_mirrored(strategy: Any) -> bool:
@@ -88,59 +62,46 @@ def wait_for_servers(
             sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-_multi_worker: list[tuple[Task, Any]] = []
-"""The strategy of several workers, once it is built: TensorFlow builds one in a process."""
-
-
 def build_strategy(task: Task, *, progress: ProgressFile | None = None) -> Any:
     """Build the strategy before any TensorFlow operation runs; workers wait here for each other.
 
-    `progress` says so meanwhile. Raises InvalidConfiguration and PortInUse, as `explained` does.
+    A cluster of one is MultiWorkerMirrored too, so that growing a job changes nothing, and all that ask for
+    this strategy have one (`plain/strategy.py`). The evaluator has one device: a second one would need padded
+    batches, and unweighted metrics would count the padding. Replicas that serve a chief do not call this.
+    `progress` says that a chief waits. Raises InvalidConfiguration and PortInUse, as `explained` does.
     """
-    kind = choose_kind(task, devices=len(_devices()))
-    if kind is Kind.MULTI_WORKER and _multi_worker and _multi_worker[-1][0] == task:
-        return _multi_worker[-1][1]
-    waits = kind is Kind.COORDINATED or (kind is Kind.MULTI_WORKER and task.num_workers > 1)
-    if progress is not None and waits:
-        progress.update(state="waiting")
-    if kind is not Kind.COORDINATED:
-        wait_for_first_worker(task)
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # processes share a GPU on a laptop
+    devices = _devices()
+    if task.is_evaluator:
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    if task.is_coordinator:
+        return _build_coordinated(task, progress or ProgressFile(None))
+    if task.is_distributed:
+        prepare(importlib.import_module("tensorflow.python.distribute.collective_all_reduce_strategy"))
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    return tf.distribute.MirroredStrategy(devices) if len(devices) > 1 else tf.distribute.get_strategy()
+
+
+def _build_coordinated(task: Task, progress: ProgressFile) -> Any:
+    # Otherwise a call to a dead worker waits for its return, instead of being sent to another worker.
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     bear_pauses(has_agent=is_from_agent(os.environ))
+    progress.update(state="waiting")
+    wait_for_servers(task)
+    # Variables are not sharded over the servers: Keras 3 can't take the gradient of a sharded one.
     with explained(task):
-        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # processes share a GPU on a laptop
-        strategy = _build(kind, task)
-    if progress is not None and waits:
-        progress.update(state="starting")
-    if kind is Kind.MULTI_WORKER:
-        create_locally(strategy, task)
-        _multi_worker.append((task, strategy))
-    return strategy
-
-
-def _build(kind: Kind, task: Task) -> Any:
-    if kind is Kind.COORDINATED:
-        # Otherwise a call to a dead worker waits for its return, instead of being sent to another worker.
-        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
-        wait_for_servers(task)
-        # Variables are not sharded over the servers: Keras 3 can't take the gradient of a sharded one.
         strategy = tf.distribute.ParameterServerStrategy(
             tf.distribute.cluster_resolver.SimpleClusterResolver(
                 training_cluster(task), task_type=task.type, task_id=task.index, rpc_layer="grpc"
             )
         )
-        if strategy.num_replicas_in_sync > 1:
-            raise InvalidConfiguration(
-                f"each worker has {strategy.num_replicas_in_sync} GPUs, and with parameter servers a worker "
-                "takes its steps on one: ask for one GPU a worker, and for more workers"
-            )
-        return strategy
-    if kind is Kind.MULTI_WORKER:
-        return tf.distribute.MultiWorkerMirroredStrategy()
-    if kind is Kind.MIRRORED:
-        return tf.distribute.MirroredStrategy(_devices())
-    if kind is Kind.EVALUATOR:
-        return tf.distribute.OneDeviceStrategy(_devices()[0])
-    return tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync > 1:
+        raise InvalidConfiguration(
+            f"each worker has {strategy.num_replicas_in_sync} GPUs, and with parameter servers a worker "
+            "takes its steps on one: ask for one GPU a worker, and for more workers"
+        )
+    progress.update(state="starting")
+    return strategy
 
 
 def _devices() -> list[str]:

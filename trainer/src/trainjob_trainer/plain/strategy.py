@@ -79,9 +79,11 @@ def prepare_strategy(module: ModuleType) -> None:
             with explained(process.task):
                 original(self, cluster_resolver, communication_options)
             process.progress.update(state="starting")
-            from trainjob_trainer.distribution.initial_values import create_locally  # noqa: PLC0415 - needs all of TensorFlow
+            from trainjob_trainer.distribution.collective import is_collective  # noqa: PLC0415 - needs all of TensorFlow
+            from trainjob_trainer.distribution.initial_values import InitialValues  # noqa: PLC0415 - as above
 
-            create_locally(self, process.task)
+            if is_collective(self):
+                InitialValues(self, process.task)
             if trains_together(process.task):
                 _joint.append((process.task, self))
 
