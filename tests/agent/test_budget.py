@@ -8,8 +8,8 @@ import pytest
 
 from support.agents.tracebacks import MISTAKES, OTHERS, TYPE_ERROR, show
 from trainjob_trainer.agent.budget import Budget, RestartCounts
-from trainjob_trainer.agent.failure import Failure, is_counted
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.agent.failure import Failure
+from trainjob_trainer.contract.exits import ExitCode, meaning_of
 
 
 def crash(log: str, code: int = 1, *, replica: str = "worker-0", attempt: int = 1, **more: int) -> Failure:
@@ -81,7 +81,7 @@ def test_storage_that_is_away_is_waited_for_without_an_end(
     """Never the same failure, never counted; each wait is longer than the one before, up to a minute."""
     budget, now, waits = Budget(RestartCounts(attempt=1), 5, 0.0), 0.0, []
     for attempt in range(2, 14):
-        failure = replace(crash("", code, attempt=attempt), step=step, counted=is_counted(code))
+        failure = replace(crash("", code, attempt=attempt), step=step, counted=meaning_of(code).counted)
         verdict = budget.judge(failure, now, now + 5.0)
         waits.append(budget.not_before - now - 5.0)
         now = budget.not_before

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from support.agents.tracebacks import show
 from support.agents.worker_group import Simulation
 from trainjob_trainer.agent.child import ChildExit
-from trainjob_trainer.agent.failure import (
-    Failure,
-    code_of,
-    describe_exit,
-    is_counted,
-    is_permanent,
-    reason_of,
-)
+from trainjob_trainer.agent.failure import Failure, describe_exit
 from trainjob_trainer.agent.messages import (
     Beat,
     Failed,
@@ -31,7 +24,7 @@ from trainjob_trainer.agent.messages import (
     read_target,
 )
 from trainjob_trainer.agent.replica_agent import readable_report
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.contract.exits import EXITS, ExitCode, meaning_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -120,17 +113,14 @@ def test_a_target() -> None:
 
 
 def test_the_table_of_exit_codes() -> None:
-    assert {code.name: reason_of(code) for code in ExitCode if code}["PORT_IN_USE"] == "PortInUse"
-    assert (reason_of(1), reason_of(137), reason_of(143), reason_of(255)) == (
-        "Crashed",
-        "Killed",
-        "Killed",
-        "Crashed",
-    )
-    assert [int(code) for code in ExitCode if is_permanent(code)] == [80, 81, 87, 90]
-    assert [int(code) for code in ExitCode if code and not is_counted(code)] == [83, 85, 86, 89, 92]
-    assert all(code_of(reason_of(code)) == code for code in ExitCode if code)
-    assert code_of("ValueError") == 1
+    assert set(EXITS) == set(ExitCode) - {ExitCode.SUCCESS}
+    assert [meaning_of(code).name for code in (1, 79, 128, 129, 137, 192, 193, 255)] == [
+        *("Crashed", "Crashed", "Crashed", "Killed", "Killed", "Killed", "Crashed", "Crashed")
+    ]
+    assert [int(code) for code in EXITS if meaning_of(code).permanent] == [80, 81, 87, 90]
+    assert [int(code) for code in EXITS if not meaning_of(code).counted] == [83, 85, 86, 89, 92]
+    for code, meaning in EXITS.items():
+        assert meaning.name == "".join(word.capitalize() for word in ExitCode(code).name.split("_"))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""The agent's port, against clients that know the token and clients that don't.
-
-The client's side is the controller's: two programs that share a protocol and no code.
-"""
+"""The agent's port, against clients that know the token and clients that don't."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trainjob.client.presenter import HERE, ON_CLUSTER, Advice
-from trainjob.core.exits import EXITS
+from trainjob_trainer.contract.exits import EXITS
 
 NO_PANDAS = "ModuleNotFoundError: No module named 'pandas'"
 

@@ -7,30 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from support.agents.tracebacks import MISTAKES, OTHERS
-from trainjob.core import exits
 from trainjob.core import failure as rules
 from trainjob.core.agent_reports import AgentReport, RestartCounts, read_termination_message
 from trainjob.core.delays import restart_delay
-from trainjob.core.exits import EXITS, meaning_of
 from trainjob.core.pods import read_json
 from trainjob.core.stragglers import SUSPECT_REASON, named_replicas
 from trainjob_trainer import WeightsDiverged
-from trainjob_trainer.agent import budget, failure
+from trainjob_trainer.agent import budget
 from trainjob_trainer.agent.budget import RestartCounts as AgentCounts
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.termination import write_termination
 from trainjob_trainer.distribution.divergence import Apart, describe
-
-CODES = [*EXITS, 1, 2, 79, 90, 126, 127, 128, 129, 137, 143, 192, 193, 255]
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_an_exit_code_means_the_same_to_both(code: int) -> None:
-    meaning = meaning_of(code)
-    assert failure.reason_of(code) == meaning.name
-    assert failure.is_counted(code) == meaning.counted
-    assert failure.is_permanent(code) == meaning.permanent
 
 
 @pytest.mark.parametrize(
@@ -120,13 +107,6 @@ def test_a_termination_message_is_read_as_it_was_written(log: str, tmp_path: Pat
 @pytest.mark.parametrize("in_a_row", [0, 1, 2, 3, 4, 7, 8, 9, 1000])
 def test_both_wait_as_long_before_the_next_start(in_a_row: int) -> None:
     assert budget.restart_delay(in_a_row) == restart_delay(in_a_row).total_seconds()
-
-
-@pytest.mark.parametrize(("code", "log"), [*MISTAKES, *OTHERS])
-def test_both_read_the_same_exception_in_a_log(code: int, log: str) -> None:
-    ours, theirs = exits.find_exception(code, log), failure.find_exception(code, log)
-    assert (ours and vars(ours)) == (theirs and vars(theirs))
-    assert exits.is_mistake(code, log) == failure.is_mistake(code, log)
 
 
 def test_both_give_up_the_same_failure_after_as_many_times() -> None:

@@ -12,9 +12,8 @@ import pytest
 from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.api.constants import TRAINER_PREFIX, TRAINER_SETTINGS
-from trainjob.core.exits import EXITS, OUTPUT_UNWRITABLE, PEER_LOST, PORT_IN_USE
 from trainjob.core.manifests import build_pod
-from trainjob_trainer import Environment, ExitCode, Recipe, Task, recipe
+from trainjob_trainer import Environment, Recipe, Task, recipe
 from trainjob_trainer.checkpoint.fence import build_fence
 from trainjob_trainer.environment import Generation
 from trainjob_trainer.recipe import PREFIX
@@ -80,13 +79,3 @@ def test_the_operator_knows_every_setting_that_the_trainer_reads() -> None:
     sources = "".join(path.read_text() for path in Path(recipe.__file__).parent.rglob("*.py"))
     a_constant = "TRAIN_METHODS"
     assert set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", sources)) - {a_constant} <= read
-
-
-def test_both_sides_have_one_table_of_exit_codes() -> None:
-    def camel(name: str) -> str:
-        return re.sub(r"(?:^|_)(\w)", lambda m: m[1].upper(), name.lower())
-
-    trainers = {code.value: camel(code.name) for code in ExitCode if code != ExitCode.SUCCESS}
-    assert trainers == {code: meaning.name for code, meaning in EXITS.items()}
-    assert (ExitCode.PEER_LOST, ExitCode.PORT_IN_USE) == (PEER_LOST, PORT_IN_USE)
-    assert ExitCode.OUTPUT_UNWRITABLE == OUTPUT_UNWRITABLE

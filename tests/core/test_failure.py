@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from support.world.jobs import build_job, build_plain_job
-from trainjob.core.exits import meaning_of
 from trainjob.core.failure import Failure, first_failure
 from trainjob.core.names import Replica
 from trainjob.core.observed import read_observed
+from trainjob_trainer.contract.exits import meaning_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEATS = [Replica("worker", 0), Replica("worker", 1)]

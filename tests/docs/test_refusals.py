@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import trainjob_trainer
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.contract.exits import ExitCode
 
 PAGE = Path(__file__).parents[2] / "docs" / "refusals.md"
 TEXT = PAGE.read_text()

@@ -12,7 +12,7 @@ import pytest
 
 from support.trainer.checkpoints import newest_step
 from support.trainer.processes import WorkerGroup
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.contract.exits import ExitCode
 
 SCRIPT = Path(__file__).parent / "scripts" / "faulty_disk.py"
 EVER = "1000000"

@@ -16,7 +16,7 @@ from support.world.jobs import build_plain_job
 from trainjob.api import parse
 from trainjob.core.manifests import build_pod
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.contract.exits import ExitCode
 
 LIBRARY = Path(__file__).parent / "scripts" / "library_run.py", ("--epochs", "1000000"), "accuracy", {}
 PLAIN = PLAIN_SCRIPTS / "endless.py", (), "epoch 3", {"PYTHONPATH": str(BOOTSTRAP)}

@@ -16,7 +16,7 @@ import pytest
 from support.trainer.checkpoints import final_variables, largest_difference
 from support.trainer.processes import DEADLINE_SECONDS, WorkerGroup, jsonl
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.contract.exits import ExitCode
 
 SCRIPT = Path(__file__).parent / "scripts" / "library_run.py"
 

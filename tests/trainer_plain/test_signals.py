@@ -10,7 +10,7 @@ import pytest
 
 from support.trainer.plain import BOOTSTRAP, SCRIPTS
 from support.trainer.processes import WorkerGroup
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.contract.exits import ExitCode
 
 ENV = {"PYTHONPATH": str(BOOTSTRAP)}
 

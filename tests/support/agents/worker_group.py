@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainjob_trainer.agent.budget import RestartCounts
-from trainjob_trainer.agent.failure import Failure, is_counted, is_permanent, reason_of
+from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.messages import (
     FINISHED,
     IDLE,
@@ -27,6 +27,7 @@ from trainjob_trainer.agent.messages import (
 )
 from trainjob_trainer.agent.rendezvous import LeaderSettings
 from trainjob_trainer.agent.worker_group import WorkerGroup
+from trainjob_trainer.contract.exits import meaning_of
 
 LEADER = "worker-0"
 OWN_LINK = 0
@@ -106,11 +107,11 @@ class SimulatedAgent:
             self.pod,
             self.incarnation,
             self.attempt,
-            reason_of(code),
+            meaning_of(code).name,
             code,
             step=step,
-            counted=is_counted(code),
-            permanent=is_permanent(code),
+            counted=meaning_of(code).counted,
+            permanent=meaning_of(code).permanent,
         )
 
     def cut_off(self) -> None:

@@ -16,11 +16,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trainjob_trainer.contract.exits import ExitCode
 from trainjob_trainer.errors import (
     CheckpointMismatch,
     CheckpointUnavailable,
     CheckpointUnreadable,
-    ExitCode,
     Fenced,
     InvalidConfiguration,
     NotFinite,

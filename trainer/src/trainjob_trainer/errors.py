@@ -27,34 +27,10 @@ from __future__ import annotations
 import errno
 import os
 import re
-from enum import IntEnum
 from socket import EAI_AGAIN
 from typing import ClassVar
 
-# The exit codes of a training process.
-
-
-class ExitCode(IntEnum):
-    """One code for each error below; any other code from 1 to 127 is a failure of the user's program.
-
-    The operator has the same table; a contract test keeps the two equal.
-    """
-
-    SUCCESS = 0
-    INVALID_CONFIGURATION = 80
-    OUTPUT_FINISHED = 81
-    OUTPUT_UNWRITABLE = 82
-    OUTPUT_FULL = 83
-    PORT_IN_USE = 84
-    PEER_LOST = 85
-    PREEMPTED = 86
-    CHECKPOINT_MISMATCH = 87
-    STALLED = 88
-    FENCED = 89
-    NOT_FINITE = 90
-    WEIGHTS_DIVERGED = 91
-    STORAGE_UNAVAILABLE = 92
-    NCCL_FAILED = 93
+from trainjob_trainer.contract.exits import ExitCode
 
 
 class TrainerError(Exception):

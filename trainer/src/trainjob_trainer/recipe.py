@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from trainjob_trainer.contract.exits import ExitCode
 from trainjob_trainer.environment import is_kernel
-from trainjob_trainer.errors import ExitCode, InvalidConfiguration
+from trainjob_trainer.errors import InvalidConfiguration
 
 PREFIX = "TRAIN_"
 """Prefix of environment variables, as in `TRAIN_GLOBAL_BATCH=128`; TRAINJOB_ is the controller's."""

@@ -21,11 +21,11 @@ from trainjob.core.agent_reports import (
 )
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.delays import soonest, time_left
-from trainjob.core.exits import PEER_LOST, Raised, find_exception, is_mistake, meaning_of
 from trainjob.core.names import Replica, is_training, leader
 from trainjob.core.observed import Observed
 from trainjob.core.pods import DEADLINE_EXCEEDED, START_ERROR, UNKNOWN_END, Pod, PodState, start_error
 from trainjob.core.wording import last_line, quoted, reason_word
+from trainjob_trainer.contract.exits import ExitCode, Raised, find_exception, is_mistake, meaning_of
 
 # Known checkpoints: where training continues after a stop.
 
@@ -259,7 +259,7 @@ def is_unreachable(observed: Observed, pod: Pod, now: datetime) -> bool:
 
 
 def _lost_a_peer(pod: Pod) -> bool:
-    return pod.exit_code == PEER_LOST and not pod.deleted
+    return pod.exit_code == ExitCode.PEER_LOST and not pod.deleted
 
 
 def _missing(observed: Observed, replicas: Iterable[Replica]) -> Replica | None:

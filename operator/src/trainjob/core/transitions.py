@@ -22,7 +22,6 @@ from trainjob.core.conditions import (
     is_true,
     with_condition,
 )
-from trainjob.core.exits import STORAGE
 from trainjob.core.failure import Failure, alike, reached_step, restarts_of, to_status, trains_without
 from trainjob.core.observed import Observed
 from trainjob.core.progress import WAITING_FOR_STORAGE, with_lost_steps
@@ -259,7 +258,7 @@ def _restarting(
 
 def _state_of_restart(reason: str) -> str:
     state = "Restarting"
-    return WAITING_FOR_STORAGE if reason in STORAGE else state
+    return WAITING_FOR_STORAGE if reason in ("OutputFull", "StorageUnavailable") else state
 
 
 def _changed(

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainjob_trainer.agent.budget import Budget, Verdict, furthest
-from trainjob_trainer.agent.failure import PREEMPTED, STALLED, UNREACHABLE, Failure, reason_of
+from trainjob_trainer.agent.failure import PREEMPTED, STALLED, UNREACHABLE, Failure
 from trainjob_trainer.agent.messages import FINISHED, IDLE, count_roles
 from trainjob_trainer.agent.rendezvous import LoneReplicas, Member, Rendezvous, Roster
 from trainjob_trainer.agent.stall import Rank, StallWatch, blame
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.contract.exits import EXITS, ExitCode
 
 FIRST_FAILURE_SECONDS = 0.5
 """Seconds that a failure caused by another one waits for the report of that one."""
@@ -18,7 +18,7 @@ FIRST_FAILURE_SECONDS = 0.5
 ENDED_SECONDS = 10.0
 """Seconds in which one worker waits in a call for another that has ended well."""
 
-WAITS_FOR_ENDED = reason_of(ExitCode.INVALID_CONFIGURATION)
+WAITS_FOR_ENDED = EXITS[ExitCode.INVALID_CONFIGURATION].name
 
 
 @dataclass

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainjob_trainer.agent.failure import Failure, find_exception, integer, is_mistake
+from trainjob_trainer.agent.failure import Failure, integer
+from trainjob_trainer.contract.exits import find_exception, is_mistake
 
 # The counts of a job's restarts: agents exchange them, so that the end of one loses nothing.
 

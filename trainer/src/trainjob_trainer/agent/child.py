@@ -29,7 +29,7 @@ from trainjob_trainer.agent.process_tree import (
 )
 from trainjob_trainer.agent.stall import ProgressWatch
 from trainjob_trainer.agent.standby import StandbyKeeper
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.contract.exits import ExitCode
 
 _KILL_SECONDS = 0.02
 _PORT_SECONDS = 10.0

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from trainjob_trainer.errors import AWAY, FULL, ExitCode
+from trainjob_trainer.contract.exits import EXITS, ExitCode, find_exception, meaning_of
+from trainjob_trainer.errors import AWAY, FULL
 
 if TYPE_CHECKING:
     from trainjob_trainer.agent.child import ChildExit
@@ -18,48 +19,14 @@ OUT_OF_MEMORY = "OutOfMemory"
 UNREACHABLE = "Unreachable"
 """An agent is lost or is being replaced; the controller knows its pod's end."""
 
-PEER_LOST = "PeerLost"
-PREEMPTED = "Preempted"
-STALLED = "Stalled"
-FENCED = "Fenced"
+PEER_LOST = EXITS[ExitCode.PEER_LOST].name
+PREEMPTED = EXITS[ExitCode.PREEMPTED].name
+STALLED = EXITS[ExitCode.STALLED].name
 
-_PERMANENT = frozenset(
-    [
-        ExitCode.INVALID_CONFIGURATION,
-        ExitCode.OUTPUT_FINISHED,
-        ExitCode.CHECKPOINT_MISMATCH,
-        ExitCode.NOT_FINITE,
-    ]
-)
-_UNCOUNTED = frozenset(
-    [
-        *(ExitCode.PEER_LOST, ExitCode.PREEMPTED, ExitCode.FENCED),
-        *(ExitCode.OUTPUT_FULL, ExitCode.STORAGE_UNAVAILABLE),
-    ]
-)
-_LAST_SIGNAL = 64
+
 _SENT = frozenset([SIGKILL, SIGTERM])
 """They come from outside: the last output does not explain them."""
 
-UNCAUGHT = 1
-"""Python's exit code after an uncaught exception."""
-
-_USAGE = 2
-_NOT_EXECUTABLE = 126
-_NOT_FOUND = 127
-_MISTAKES = frozenset(
-    [
-        *("SyntaxError", "IndentationError", "TabError", "NameError", "UnboundLocalError", "AttributeError"),
-        *("ImportError", "ModuleNotFoundError", "FileNotFoundError", "TypeError"),
-    ]
-)
-_NO_FILE = "No such file or directory"
-_NO_SCRIPT = re.compile(
-    r"\S*python[\w.]*: (?:can't open file '|No module named |Error while finding module )"
-)
-_FRAME = re.compile(r' *File "([^"]+)", line (\d+)')
-_LAST_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
-_ASIDE = ("Exception ignored ", "Exception in thread ")
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 """How Python begins the text of a system's error."""
 
@@ -160,6 +127,7 @@ class Failure:
 def describe_exit(ended: ChildExit, *, replica: str, pod: str, incarnation: int, attempt: int) -> Failure:
     """Return the failure of a training process that ended badly."""
     code = _explained_code(ended)
+    meaning = meaning_of(code)
     out_of_memory = ended.out_of_memory
     return _bounded(
         Failure(
@@ -167,14 +135,14 @@ def describe_exit(ended: ChildExit, *, replica: str, pod: str, incarnation: int,
             pod=pod,
             incarnation=incarnation,
             attempt=attempt,
-            reason=OUT_OF_MEMORY if out_of_memory else reason_of(code),
+            reason=OUT_OF_MEMORY if out_of_memory else meaning.name,
             exit_code=code,
             signal=ended.signal,
             message="" if ended.signal in _SENT and not ended.reason else ended.message,
             log_tail=ended.log_tail,
             step=ended.step,
-            counted=is_counted(code),
-            permanent=is_permanent(code),
+            counted=meaning.counted,
+            permanent=meaning.permanent,
             time=ended.time,
         )
     )
@@ -187,79 +155,6 @@ def _explained_code(ended: ChildExit) -> int:
     if number is None or int(number[1]) not in FULL | AWAY:
         return ended.code
     return int(ExitCode.OUTPUT_FULL if int(number[1]) in FULL else ExitCode.STORAGE_UNAVAILABLE)
-
-
-def reason_of(code: int) -> str:
-    """Return the table's name of an exit code other than 0: `PortInUse`; `Killed` by a signal; `Crashed`."""
-    try:
-        name = ExitCode(code).name
-    except ValueError:
-        return "Killed" if 128 < code <= 128 + _LAST_SIGNAL else "Crashed"
-    return "".join(word.capitalize() for word in name.split("_"))
-
-
-def code_of(reason: str) -> int:
-    """Return the exit code of a name of the table; 1, Python's code after an exception, for any other."""
-    return next((int(code) for code in ExitCode if reason_of(code) == reason), 1)
-
-
-def is_counted(code: int) -> bool:
-    """Return whether a restart after this exit code counts against the limit."""
-    return code not in _UNCOUNTED
-
-
-def is_permanent(code: int) -> bool:
-    """Return whether a restart after this exit code can't help."""
-    return code in _PERMANENT
-
-
-@dataclass(frozen=True)
-class Raised:
-    """The exception that ended a Python program.
-
-    `kind` is its class, with its module unless it is builtin; `place` is `file:line` of the innermost frame.
-    """
-
-    kind: str
-    place: str
-    text: str
-
-
-def find_exception(exit_code: int | None, log: str) -> Raised | None:
-    """Return the uncaught exception at the end of a log, if the exit code is that of one.
-
-    Tracebacks of other threads and of Python's cleanup are ignored.
-    """
-    found, place, is_aside = None, "", False
-    for line in log.splitlines() if exit_code == UNCAUGHT else ():
-        frame = _FRAME.match(line)
-        if frame is not None:
-            place = f"{frame[1]}:{frame[2]}"
-        elif line.startswith(_ASIDE):
-            is_aside = True
-        elif place and line[:1].strip():
-            last = _LAST_LINE.match(line)
-            if last is not None and not is_aside:
-                found = Raised(last[1], place, last[2] or "")
-            place, is_aside = "", False
-    return found
-
-
-def is_mistake(exit_code: int | None, log: str) -> bool:
-    """Return whether a program failed with an error that recurs at each start.
-
-    Python can't read, import, open or call something, or the command is missing. Once a start has taken a
-    step, the same error may come from a volume that is unavailable for a moment.
-    """
-    if exit_code in (_NOT_EXECUTABLE, _NOT_FOUND):
-        return True
-    lines = log.rstrip().splitlines()
-    if exit_code in (UNCAUGHT, _USAGE) and lines and _NO_SCRIPT.match(lines[-1]):
-        return True
-    raised = find_exception(exit_code, log)
-    if raised is None:
-        return False
-    return raised.kind in _MISTAKES or (raised.kind.endswith(".NotFoundError") and _NO_FILE in raised.text)
 
 
 def _bounded(failure: Failure) -> Failure:

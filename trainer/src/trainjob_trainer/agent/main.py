@@ -17,13 +17,14 @@ from typing import Any, NoReturn
 
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.child import Child
-from trainjob_trainer.agent.failure import Failure, is_permanent
+from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.leader import Leader
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.replica_agent import Departure, ReplicaAgent
 from trainjob_trainer.agent.settings import Settings, read_settings
 from trainjob_trainer.agent.termination import write_termination
 from trainjob_trainer.agent.wire import FRAME_SECONDS, Channel, Listener, WireError, connect
+from trainjob_trainer.contract.exits import meaning_of
 from trainjob_trainer.errors import TrainerError
 
 # The stall of an evaluation: only the evaluator's own agent can notice it.
@@ -303,6 +304,7 @@ def _run(command: Sequence[str], env: Mapping[str, str], bundle: Path) -> int:
     except TrainerError as error:
         log(str(error))
         path, code = env.get("TRAINJOB_TERMINATION_LOG"), int(error.exit_code)
-        failure = Failure("", "", 0, 0, error.reason, code, message=str(error), permanent=is_permanent(code))
+        permanent = meaning_of(code).permanent
+        failure = Failure("", "", 0, 0, error.reason, code, message=str(error), permanent=permanent)
         write_termination(Path(path) if path else None, failure, RestartCounts())
         return code

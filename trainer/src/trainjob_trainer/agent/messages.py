@@ -10,7 +10,7 @@ from typing import Any, Union
 
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.failure import Failure, integer
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.contract.exits import ExitCode
 
 IDLE = "idle"
 RUNNING = "running"

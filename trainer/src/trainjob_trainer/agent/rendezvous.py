@@ -25,7 +25,7 @@ from trainjob_trainer.agent.messages import (
     stop,
     welcome,
 )
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.contract.exits import ExitCode
 
 # The present members: one agent for each replica, from the replica's newest pod.
 

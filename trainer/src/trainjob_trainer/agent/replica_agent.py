@@ -16,7 +16,8 @@ from trainjob_trainer.agent.horovod import build_variables, find_interface
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
 from trainjob_trainer.agent.settings import Settings, parse_address
-from trainjob_trainer.errors import ExitCode, Fenced
+from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.errors import Fenced
 from trainjob_trainer.task import Task
 
 if TYPE_CHECKING:

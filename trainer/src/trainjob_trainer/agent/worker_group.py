@@ -19,10 +19,6 @@ from trainjob_trainer.agent.failure import (
     STALLED,
     UNREACHABLE,
     Failure,
-    code_of,
-    is_counted,
-    is_permanent,
-    reason_of,
 )
 from trainjob_trainer.agent.messages import (
     FINISHED,
@@ -44,6 +40,7 @@ from trainjob_trainer.agent.messages import (
 )
 from trainjob_trainer.agent.rendezvous import ABSENT, LeaderSettings, Member, Rendezvous, is_observer
 from trainjob_trainer.agent.wire import TAG_BYTES, encode, largest_report
+from trainjob_trainer.contract.exits import EXITS, UNCAUGHT, meaning_of
 
 # The first failure: each failure causes others in its peers.
 
@@ -68,18 +65,19 @@ def _reported_failure(member: Member, attempt: int) -> Failure | None:
         return None
     if error.get("reason") in (PEER_LOST, PREEMPTED):
         return None
-    code = code_of(str(error.get("reason")))
+    code = next((code for code, known in EXITS.items() if known.name == error.get("reason")), UNCAUGHT)
+    meaning = meaning_of(code)
     return Failure(
         replica=member.replica,
         pod=member.pod,
         incarnation=member.incarnation,
         attempt=attempt,
-        reason=reason_of(code),
+        reason=meaning.name,
         exit_code=code,
         message=str(error.get("message") or ""),
         step=member.step(),
-        counted=is_counted(code),
-        permanent=is_permanent(code),
+        counted=meaning.counted,
+        permanent=meaning.permanent,
     )
 
 

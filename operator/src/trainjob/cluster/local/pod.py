@@ -24,7 +24,7 @@ from trainjob.cluster.local.output import check_writable
 from trainjob.cluster.local.process import LogTail, ProcessExit, ReplicaLog, ReplicaProcess
 from trainjob.cluster.protocol import Manifest
 from trainjob.core.agent_reports import Report, keep
-from trainjob.core.exits import OUTPUT_UNWRITABLE, PORT_IN_USE
+from trainjob_trainer.contract.exits import ExitCode
 
 # The termination message of a container: a file that any of its processes may write.
 
@@ -318,7 +318,7 @@ class LocalPod:
             message = agent_port_in_use_message(ports.agent)
         else:
             return
-        raise _NotStarted(PORT_IN_USE, message)
+        raise _NotStarted(ExitCode.PORT_IN_USE, message)
 
     def _header(self) -> str:
         # An agent starts training more than once, and logs each attempt itself.
@@ -330,7 +330,7 @@ class LocalPod:
             if self.launch.output is not None:
                 check_writable(self.launch.output)
         except CannotRunHere as cannot:
-            raise _NotStarted(OUTPUT_UNWRITABLE, str(cannot)) from cannot
+            raise _NotStarted(ExitCode.OUTPUT_UNWRITABLE, str(cannot)) from cannot
         for folder in (self.setting.private, *self.launch.folders):
             try:
                 if not folder.exists():

@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
 from trainjob.core.delays import time_left
-from trainjob.core.exits import PEER_LOST
 from trainjob.core.failure import (
     MOST_ALIKE,
     Failure,
@@ -29,6 +28,7 @@ from trainjob.core.failure import (
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.stragglers import describe_suspects
+from trainjob_trainer.contract.exits import ExitCode
 
 CULPRIT_GRACE = timedelta(seconds=10)
 """How long the controller waits, after a process lost its peer, to see which peer failed, and why."""
@@ -81,7 +81,7 @@ def _replaced(observed: Observed, now: datetime) -> tuple[str, ...]:
 
 def _culprit_wait(observed: Observed, failure: Failure, now: datetime) -> timedelta | None:
     pod = failure.pod
-    if pod is None or pod.exit_code != PEER_LOST or pod.finished_at is None or failure.given_up:
+    if pod is None or pod.exit_code != ExitCode.PEER_LOST or pod.finished_at is None or failure.given_up:
         return None
     left = time_left(pod.finished_at, CULPRIT_GRACE, now)
     others_run = any(not p.ended for p in observed.training_pods)

@@ -10,13 +10,13 @@ from trainjob.core import transitions
 from trainjob.core.actions import Action, CreatePod, Event, Plan, create_agent_objects, stop_pods
 from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
 from trainjob.core.delays import RECHECK, restart_delay, soonest, start_delay, time_left
-from trainjob.core.exits import OUTPUT_FINISHED
 from trainjob.core.failure import awaited_pods, describe_pod, end_due, is_unreachable, lost_nodes
 from trainjob.core.names import EVALUATOR, LABEL_RESTORED, Replica, finishing_roles, leader, root_folder
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState, slow_start_left
 from trainjob.core.policies.startup_policy import describe_slow, describe_waiting
 from trainjob.core.wording import quoted
+from trainjob_trainer.contract.exits import ExitCode
 
 # The evaluator: a failure restarts it alone.
 
@@ -167,7 +167,7 @@ def _training_finished(observed: Observed, now: datetime) -> Plan | None:
 def _had_finished(observed: Observed) -> bool:
     """Return whether a job from a backup has found its own finished training in its output."""
     codes = {pod.exit_code for pod in observed.training_pods}
-    return LABEL_RESTORED in observed.meta.labels and OUTPUT_FINISHED in codes
+    return LABEL_RESTORED in observed.meta.labels and ExitCode.OUTPUT_FINISHED in codes
 
 
 def _evaluator_time_left(observed: Observed, now: datetime) -> timedelta:

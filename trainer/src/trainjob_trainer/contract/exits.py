@@ -1,13 +1,33 @@
-"""Meanings of the exit codes of the container `trainer`: a contract test keeps the trainer's table the same.
+"""The exit codes of a training process, and the mistakes that a log shows.
 
-All other codes are those of the user's program; 128+n is death by signal n, as shells report it. The
-exception behind code 1 is read from a log as the agents read it, which the same test checks.
+All other codes are those of the user's program; 128+n is death by signal n, as shells report it.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """One code for each error of the trainer; `EXITS` has their meanings."""
+
+    SUCCESS = 0
+    INVALID_CONFIGURATION = 80
+    OUTPUT_FINISHED = 81
+    OUTPUT_UNWRITABLE = 82
+    OUTPUT_FULL = 83
+    PORT_IN_USE = 84
+    PEER_LOST = 85
+    PREEMPTED = 86
+    CHECKPOINT_MISMATCH = 87
+    STALLED = 88
+    FENCED = 89
+    NOT_FINITE = 90
+    WEIGHTS_DIVERGED = 91
+    STORAGE_UNAVAILABLE = 92
+    NCCL_FAILED = 93
 
 
 @dataclass(frozen=True)
@@ -28,30 +48,33 @@ class ExitMeaning:
 
 
 EXITS: dict[int, ExitMeaning] = {
-    80: ExitMeaning("InvalidConfiguration", "was configured wrongly", permanent=True),
-    81: ExitMeaning("OutputFinished", "found its output finished already", permanent=True),
-    82: ExitMeaning("OutputUnwritable", "can't use its output folder"),
-    83: ExitMeaning("OutputFull", "found no space left", counted=False),
-    84: ExitMeaning("PortInUse", "found its port in use"),
-    85: ExitMeaning("PeerLost", "lost the connection to another replica", counted=False),
-    86: ExitMeaning("Preempted", "was asked to stop and left", counted=False),
-    87: ExitMeaning("CheckpointMismatch", "found a checkpoint of another model", permanent=True),
-    88: ExitMeaning("Stalled", "made no progress for too long"),
-    89: ExitMeaning("Fenced", "found a newer start of this job writing its output", counted=False),
-    90: ExitMeaning("NotFinite", "came to a loss or gradients that are NaN or infinite", permanent=True),
-    91: ExitMeaning("WeightsDiverged", "found its weights apart from the others'"),
-    92: ExitMeaning("StorageUnavailable", "can't reach its files or data", counted=False),
-    93: ExitMeaning("NcclFailed", "got an error of NCCL's own"),
+    ExitCode.INVALID_CONFIGURATION: ExitMeaning(
+        "InvalidConfiguration", "was configured wrongly", permanent=True
+    ),
+    ExitCode.OUTPUT_FINISHED: ExitMeaning(
+        "OutputFinished", "found its output finished already", permanent=True
+    ),
+    ExitCode.OUTPUT_UNWRITABLE: ExitMeaning("OutputUnwritable", "can't use its output folder"),
+    ExitCode.OUTPUT_FULL: ExitMeaning("OutputFull", "found no space left", counted=False),
+    ExitCode.PORT_IN_USE: ExitMeaning("PortInUse", "found its port in use"),
+    ExitCode.PEER_LOST: ExitMeaning("PeerLost", "lost the connection to another replica", counted=False),
+    ExitCode.PREEMPTED: ExitMeaning("Preempted", "was asked to stop and left", counted=False),
+    ExitCode.CHECKPOINT_MISMATCH: ExitMeaning(
+        "CheckpointMismatch", "found a checkpoint of another model", permanent=True
+    ),
+    ExitCode.STALLED: ExitMeaning("Stalled", "made no progress for too long"),
+    ExitCode.FENCED: ExitMeaning(
+        "Fenced", "found a newer start of this job writing its output", counted=False
+    ),
+    ExitCode.NOT_FINITE: ExitMeaning(
+        "NotFinite", "came to a loss or gradients that are NaN or infinite", permanent=True
+    ),
+    ExitCode.WEIGHTS_DIVERGED: ExitMeaning("WeightsDiverged", "found its weights apart from the others'"),
+    ExitCode.STORAGE_UNAVAILABLE: ExitMeaning(
+        "StorageUnavailable", "can't reach its files or data", counted=False
+    ),
+    ExitCode.NCCL_FAILED: ExitMeaning("NcclFailed", "got an error of NCCL's own"),
 }
-
-STORAGE = frozenset(["OutputFull", "StorageUnavailable"])
-"""Reasons that another machine can heal: the job waits for that as long as its deadline allows."""
-
-OUTPUT_FINISHED = 81
-OUTPUT_UNWRITABLE = 82
-PORT_IN_USE = 84
-PEER_LOST = 85
-"""A consequence: another replica failed first."""
 
 _PROGRAM_FAILED = ExitMeaning("Crashed", "crashed")
 _KILLED = ExitMeaning("Killed", "was killed")
