@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
-from trainjob.cluster.agents.wire import LARGEST_FRAME, TAG_BYTES
+from trainjob_trainer.contract.wire import LARGEST_FRAME, TAG_BYTES
 
 Lie = Callable[[str], Callable[[Mapping[str, Any]], bytes]]
 """From the name of the leading pod to what its agent answers; another thing each time, so that it is news."""

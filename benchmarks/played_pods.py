@@ -19,7 +19,10 @@ from measuring import Manifest, Mirror
 
 from trainjob.api import AGENT_PORT
 from trainjob.cluster import ClusterError
-from trainjob.cluster.agents.wire import (
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.resources import PODS
+from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
+from trainjob_trainer.contract.wire import (
     GREETING,
     LARGEST_FIRST_FRAME,
     LENGTH_BYTES,
@@ -29,9 +32,6 @@ from trainjob.cluster.agents.wire import (
     read_length,
     session_key,
 )
-from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.resources import PODS
-from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
 
 Answer = Callable[[Mapping[str, Any]], bytes]
 """What an agent says to an order: JSON."""

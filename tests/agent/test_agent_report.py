@@ -6,8 +6,8 @@ import json
 
 from support.agents.worker_group import Simulation
 from trainjob_trainer.agent.messages import Join
-from trainjob_trainer.agent.wire import LARGEST_FRAME
 from trainjob_trainer.agent.worker_group import build_report
+from trainjob_trainer.contract.wire import LARGEST_FRAME
 
 
 def test_a_report() -> None:

@@ -12,9 +12,9 @@ import pytest
 from testbed.ports import free_ports
 
 from trainjob.cluster.agents import sync
-from trainjob.cluster.agents.wire import GREETING, NONCE_BYTES, Opener, Sealer, read_length, session_key
 from trainjob_trainer.agent.settings import Address
 from trainjob_trainer.agent.wire import Channel, Listener, connect
+from trainjob_trainer.contract.wire import GREETING, NONCE_BYTES, Opener, Sealer, read_length, session_key
 
 TOKEN = "token"  # noqa: S105
 PATIENCE = 20.0
@@ -98,7 +98,7 @@ async def agent() -> AsyncIterator[int]:
         await channel.receive(PATIENCE)
 
     (port,) = free_ports(1)
-    listener = Listener(TOKEN.encode(), report)
+    listener = Listener(TOKEN, report)
     await listener.open(Address("127.0.0.1", port))
     try:
         yield port
@@ -142,7 +142,7 @@ async def controller(port: int) -> Any:
 
 
 async def other_agent(port: int) -> Any:
-    channel = await connect("127.0.0.1", port, TOKEN.encode(), PATIENCE)
+    channel = await connect("127.0.0.1", port, TOKEN, PATIENCE)
     channel.post({"type": "join"})
     try:
         return await channel.receive(PATIENCE)

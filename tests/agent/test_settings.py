@@ -48,7 +48,7 @@ def test_all_settings_are_read(tmp_path: Path) -> None:
     settings = read(tmp_path)
     assert (settings.task.replica, settings.incarnation) == ("worker-1", 3)
     assert settings.address == Address("digits-worker-1.digits.default.svc", 2223)
-    assert (settings.tf_port, settings.token, settings.grace) == (2224, b"secret", 30)
+    assert (settings.tf_port, settings.token, settings.grace) == (2224, "secret", 30)
     assert (settings.counts.attempt, settings.counts.counted) == (2, 1)
     assert (settings.task.is_writer, settings.task.is_evaluator) == (False, False)
     assert settings.stall_timeout is None

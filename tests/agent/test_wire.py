@@ -11,11 +11,19 @@ from typing import Any
 import pytest
 from testbed.ports import free_ports
 
-from trainjob.cluster.agents.wire import GREETING, LARGEST_FRAME, NONCE_BYTES, Opener, Sealer, session_key
 from trainjob_trainer.agent import wire
 from trainjob_trainer.agent.log import Seldom
 from trainjob_trainer.agent.settings import Address
-from trainjob_trainer.agent.wire import LARGEST_FIRST_FRAME, Channel, Listener, WireError, connect
+from trainjob_trainer.agent.wire import Channel, Listener, WireError, connect
+from trainjob_trainer.contract.wire import (
+    GREETING,
+    LARGEST_FIRST_FRAME,
+    LARGEST_FRAME,
+    NONCE_BYTES,
+    Opener,
+    Sealer,
+    session_key,
+)
 from trainjob_trainer.errors import PortInUse
 
 TOKEN = "token"  # noqa: S105
@@ -29,7 +37,7 @@ class Server:
         self.port = port
         self.met: list[dict[str, Any]] = []
         self.clients: list[Client] = []
-        self.listener = Listener(TOKEN.encode(), self._meet)
+        self.listener = Listener(TOKEN, self._meet)
 
     async def connect(self) -> Client:
         self.clients.append(await Client.connect(self.port))
@@ -104,7 +112,7 @@ async def test_a_peer_with_the_token_is_served() -> None:
 
 async def test_both_sides_of_ours_understand_each_other() -> None:
     async with server() as serving:
-        channel = await connect("127.0.0.1", serving.port, TOKEN.encode(), PATIENCE)
+        channel = await connect("127.0.0.1", serving.port, TOKEN, PATIENCE)
         channel.post({"text": "ü" * 10000})
         assert await channel.receive(PATIENCE) == {"echo": 10012}
         channel.post({"text": "x" * 900000})
@@ -254,11 +262,11 @@ async def test_another_server_is_not_taken_for_an_agent() -> None:
     port = free_ports(1)[0]
     serving = await asyncio.start_server(other, "127.0.0.1", port)
     with pytest.raises(WireError, match="no agent"):
-        await connect("127.0.0.1", port, TOKEN.encode(), PATIENCE)
+        await connect("127.0.0.1", port, TOKEN, PATIENCE)
     serving.close()
     await serving.wait_closed()
     with pytest.raises(WireError):
-        await connect("127.0.0.1", port, TOKEN.encode(), PATIENCE)
+        await connect("127.0.0.1", port, TOKEN, PATIENCE)
 
 
 async def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +279,7 @@ async def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_name_means_all_of_this_machine() -> None:
     async with server("digits-worker-0.digits.default.svc") as serving:
         for host in ("127.0.0.1", "localhost"):
-            channel = await connect(host, serving.port, TOKEN.encode(), PATIENCE)
+            channel = await connect(host, serving.port, TOKEN, PATIENCE)
             await channel.close()
 
 

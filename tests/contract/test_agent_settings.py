@@ -62,7 +62,7 @@ def test_a_workers_settings(tmp_path: Path) -> None:
     assert read.address == Address("digits-worker-1.digits.default.svc", AGENT_PORT)
     assert read.leader == Address("digits-worker-0.digits.default.svc", AGENT_PORT)
     assert (read.tf_port, read.pod_ip, read.state_dir) == (PORT, "10.1.2.3", Path(STATE_FOLDER))
-    assert read.token == job_token(KEY, "some-uid").encode()
+    assert read.token == job_token(KEY, "some-uid")
     assert list(read.command) == ["python", "train.py"]
     assert not read.task.is_writer
     assert not read.task.is_evaluator

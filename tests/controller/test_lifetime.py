@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from trainjob.cluster.agents import BundleMissing
 from trainjob.controller.agent_key import InvalidKey
 from trainjob.controller.election import LeaseLost
 from trainjob.controller.operator import cancel, first_end, start
@@ -37,7 +36,6 @@ async def test_a_request_to_stop_is_no_failure() -> None:
         (lambda: fail(LeaseLost("b has it")), ExitCode.LEASE_LOST, "The lease is lost: b has it"),
         (lambda: fail(ValueError("a defect")), ExitCode.FAILED, "A part has failed: stopping"),
         (lambda: fail(InvalidKey("no key there")), ExitCode.FAILED, "no key there: stopping"),
-        (lambda: fail(BundleMissing("no trainer")), ExitCode.FAILED, "no trainer: stopping"),
         (end, ExitCode.FAILED, "A part has ended by itself: stopping"),
         (lambda: fail(asyncio.CancelledError()), ExitCode.FAILED, "A part has ended by itself"),
     ],

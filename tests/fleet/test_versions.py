@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,6 +20,7 @@ import pytest
 from support.agents.agent_job import until
 from support.cli.running import SCRIPTS, TRAINJOB, processes_of, started_run, write_job
 from trainjob.cluster.agents import build_bundle
+from trainjob_trainer import contract
 
 BEFORE = Path(__file__).parent / "agents" / "5adbae6.pyz"
 STEPS = 4000
@@ -46,12 +48,14 @@ def _with_more(value):
 def before(folder: Path) -> None:
     with zipfile.ZipFile(BEFORE) as bundle:
         bundle.extractall(folder)
+    # The controller, which imports the contract from the same place, is today's.
+    shutil.copytree(Path(contract.__file__).parent, folder / "trainjob_trainer" / "contract")
 
 
 def following(folder: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(build_bundle())) as bundle:
         bundle.extractall(folder)
-    with (folder / "trainjob_trainer" / "agent" / "wire.py").open("a") as file:
+    with (folder / "trainjob_trainer" / "contract" / "wire.py").open("a") as file:
         file.write(NEXT)
 
 
@@ -61,7 +65,7 @@ def test_a_job_trains_restarts_and_grows_with_agents_of_another_version(
 ) -> None:
     unpack(tmp_path / "other")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'other'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    look = "from trainjob.cluster.agents.bundle import find_package; print(find_package())"
+    look = "from trainjob.cluster.agents.bundle import PACKAGE; print(PACKAGE)"
     found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
     assert Path(found.strip()).is_relative_to(tmp_path), "these are today's agents"
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
-import importlib.util
 import io
 import stat
 import subprocess
@@ -16,7 +14,7 @@ import pytest
 
 from support.world.jobs import build_job
 from trainjob.api import parse
-from trainjob.cluster.agents import BundleMissing, build_bundle, bundle, lay_out, preview_source
+from trainjob.cluster.agents import build_bundle, bundle, lay_out, preview_source
 
 PACKAGE = Path(__file__).parents[3] / "trainer" / "src" / "trainjob_trainer"
 
@@ -44,9 +42,7 @@ def packaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = package / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    spec = importlib.machinery.ModuleSpec("trainjob_trainer", None, is_package=True)
-    spec.submodule_search_locations = [str(package)]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
+    monkeypatch.setattr(bundle, "PACKAGE", package)
     return package
 
 
@@ -104,30 +100,18 @@ def test_the_folder_links_the_installed_package_and_keeps_the_token_to_its_owner
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
 
 
-def test_without_the_trainer_there_is_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(BundleMissing, match="trainjob-trainer is not installed"):
-        build_bundle()
-    with pytest.raises(BundleMissing):
-        lay_out(tmp_path / "folder", "secret")
-    assert not (tmp_path / "folder").exists()
-
-
-def test_a_pod_can_be_shown_without_the_controllers_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_can_be_shown_without_the_controllers_key() -> None:
     meta = parse(build_job(uid="some-uid")).metadata
     source = preview_source(meta)
-    assert source is not None
     assert source.digest == hashlib.sha256(build_bundle()).hexdigest()
     assert source.token_digest == ""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    assert preview_source(meta) is None
 
 
-def test_finding_the_trainer_does_not_import_it() -> None:
+def test_the_controller_imports_the_contract_and_nothing_else_of_the_trainer() -> None:
     code = (
-        "import sys; from trainjob.cluster.agents import build_bundle; build_bundle(); "
-        "print([name for name in sys.modules if name.startswith('trainjob_trainer')])"
+        "import sys, trainjob.cli, trainjob.controller.operator; "
+        "print(*(name for name in sys.modules if name.startswith('trainjob_trainer')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-    assert bundle.PACKAGE == "trainjob_trainer"
+    others = [name for name in done.stdout.split() if not name.startswith("trainjob_trainer.contract")]
+    assert sorted(others) == ["trainjob_trainer", "trainjob_trainer.errors"]  # the package itself

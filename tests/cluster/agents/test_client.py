@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trainjob.cluster.agents import AgentRefused, AgentUnreachable, sync
-from trainjob.cluster.agents.wire import GREETING, Opener, Sealer, read_length, session_key
+from trainjob_trainer.contract.wire import GREETING, Opener, Sealer, read_length, session_key
 
 TOKEN = "0123abcd"  # noqa: S105 - no password
 TARGET = {"world": {"worker": 2}, "incarnations": {"worker-0": 1, "worker-1": 1}}

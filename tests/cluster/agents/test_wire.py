@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainjob.cluster.agents.wire import (
+from trainjob_trainer.contract.wire import (
     LENGTH_BYTES,
     TAG_BYTES,
     FrameTooLarge,
@@ -43,7 +43,7 @@ def test_what_was_said_is_read(messages: list[dict[str, Any]]) -> None:
 
 
 def test_the_known_bytes_of_one_frame() -> None:
-    """From another implementation (`openssl dgst -hmac`), so that both sides can't be wrong alike."""
+    """From another implementation (`openssl dgst -hmac`), since both sides of ours use this one."""
     key = session_key(" abc\n", b"\x01" * 32, b"\x02" * 32)
     assert key.hex() == "896af95ca5f0e94cc8420506686f9509c2924e7683e2c2daedb44d58514cae0d"
     tag = bytes.fromhex("e18a3e141640c41cab4a327e51ba76478b25b4e82c133598b1240b1a8ccb3140")
@@ -100,7 +100,7 @@ def test_lengths_that_no_frame_has(length: int) -> None:
     ],
 )
 def test_content_that_is_no_json_object(payload: bytes) -> None:
-    from trainjob.cluster.agents import wire  # noqa: PLC0415
+    from trainjob_trainer.contract import wire  # noqa: PLC0415
 
     body = wire._tag(KEY, b"S", 0, payload) + payload
     with pytest.raises(InvalidFrame, match="no JSON"):

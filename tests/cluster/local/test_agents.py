@@ -252,12 +252,6 @@ async def test_a_token_that_is_no_text_is_refused(tmp_path: Path) -> None:
             await cluster.create(secret)
 
 
-async def test_without_the_trainer_there_is_no_agent(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, bootstrap=None) as (cluster, _):
-        with pytest.raises(Refused, match=r"trainjob-trainer is not installed.+restartStrategy: Recreate"):
-            await cluster.create(build_agent_pod())
-
-
 async def test_nothing_of_the_bundle_is_left(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, lines):
         await start(cluster, lines)

@@ -76,12 +76,6 @@ def test_the_manifest_wins_over_the_callers_environment() -> None:
     assert launch.env["PYTHONPATH"] == "/opt/bootstrap:/home/me/runs/training/lib"
 
 
-def test_without_the_trainer_a_line_says_so() -> None:
-    launch = _launch(build_pod(), bootstrap=None)
-    assert "PYTHONPATH" not in launch.env
-    assert any("trainjob-trainer is not installed" in note for note in launch.notes)
-
-
 @pytest.mark.parametrize(
     ("path", "value"),
     [

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from trainjob.cluster.agents.wire import (
+from trainjob_trainer.contract.wire import (
     GREETING,
     LARGEST_FIRST_FRAME,
     LENGTH_BYTES,

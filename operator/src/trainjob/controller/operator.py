@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from trainjob.cluster.agents.bundle import BundleMissing, build_bundle
+from trainjob.cluster.agents.bundle import build_bundle
 from trainjob.cluster.agents.poller import AgentPolling
 from trainjob.cluster.kube.cache import forget_unpickled
 from trainjob.cluster.kube.client import ApiClient
@@ -67,7 +67,7 @@ def _log_end(part: Part) -> ExitCode:
     if isinstance(error, LeaseLost):
         _log.error("The lease is lost: %s. Leaving, so that only one replica works", error)
         return ExitCode.LEASE_LOST
-    if isinstance(error, (InvalidKey, BundleMissing)):
+    if isinstance(error, InvalidKey):
         _log.error("%s: stopping", error)
         return ExitCode.FAILED
     if error is None:

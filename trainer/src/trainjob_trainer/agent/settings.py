@@ -63,7 +63,7 @@ class Settings:
     warm_standby: bool
     grace: float
     counts: RestartCounts
-    token: bytes
+    token: str
     code: Code | None
     pod_ip: str
     state_dir: Path
@@ -119,7 +119,7 @@ def parse_address(text: str, where: str) -> Address:
     return Address(host[1:-1] if host.startswith("[") and host.endswith("]") else host, int(port))
 
 
-def _token(path: Path, digest: object) -> bytes:
+def _token(path: Path, digest: object) -> str:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -130,7 +130,7 @@ def _token(path: Path, digest: object) -> bytes:
         raise InvalidConfiguration(
             f"{path}: not the job's token: its Secret was replaced; delete the job and create it again"
         )
-    return token.encode()
+    return token
 
 
 def _object(env: Mapping[str, str], variable: str) -> dict[str, Any]:

@@ -1,19 +1,10 @@
-"""Frames between agents, and between the controller and an agent: authentication and limits of size.
-
-The server sends `TRAINJOB-AGENT/1` and 32 random bytes, the client 32 random bytes, and neither waits for
-the other. Both derive a key from them and the job's token. After that a frame is a length, a tag and a JSON
-object. The tag is an HMAC over the direction, the frame's number and the content: a frame needs the token,
-and can't be repeated, reordered or reflected. The content is not secret.
-"""
+"""Connections between agents, and from the controller: their frames, within limits of time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import ipaddress
-import json
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,23 +12,19 @@ from typing import Any
 
 from trainjob_trainer.agent.log import Seldom
 from trainjob_trainer.agent.settings import Address
+from trainjob_trainer.contract.wire import (
+    GREETING,
+    LARGEST_FIRST_FRAME,
+    LARGEST_FRAME,
+    LENGTH_BYTES,
+    NONCE_BYTES,
+    InvalidFrame,
+    Opener,
+    Sealer,
+    read_length,
+    session_key,
+)
 from trainjob_trainer.errors import PortInUse
-
-GREETING = b"TRAINJOB-AGENT/1"
-NONCE_BYTES = 32
-LENGTH_BYTES = 4
-TAG_BYTES = 32
-
-LARGEST_FRAME = 1 << 20
-"""Bytes of tag and content."""
-
-REPORT_BYTES = 1 << 16
-REPLICA_BYTES = 128
-MEMBER_BYTES = 1 << 11
-"""The controller's limit of a report: a base, and an addition for each replica and for each pod."""
-
-LARGEST_FIRST_FRAME = 1 << 16
-"""The same, from a peer that is not authenticated yet."""
 
 FRAME_SECONDS = 5.0
 """The longest time from the first to the last byte of a frame."""
@@ -45,12 +32,6 @@ FRAME_SECONDS = 5.0
 _SECONDS_AT_ONCE = 1.0
 
 _LARGEST_BACKLOG = 4 << 20
-_PURPOSE = b"trainjob-agent/1"
-
-
-def largest_report(replicas: int, pods: int) -> int:
-    """Return the controller's limit, in bytes, of a report with so many replicas and pods."""
-    return min(REPORT_BYTES + REPLICA_BYTES * replicas + MEMBER_BYTES * pods, LARGEST_FRAME)
 
 
 class WireError(Exception):
@@ -65,10 +46,8 @@ class Channel:
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._key = key
-        self._directions = (b"S", b"C") if is_server else (b"C", b"S")
-        self._sent = 0
-        self._received = 0
+        ours, theirs = (b"S", b"C") if is_server else (b"C", b"S")
+        self._sealer, self._opener = Sealer(key, ours), Opener(key, theirs)
         self._largest = LARGEST_FIRST_FRAME if is_server else LARGEST_FRAME
 
     @property
@@ -82,14 +61,20 @@ class Channel:
 
         Raises WireError if its tag is wrong, it is too large, or it does not arrive.
         """
-        length = int.from_bytes(await self._read(LENGTH_BYTES, patience), "big")
-        if not TAG_BYTES < length <= self._largest:
-            raise WireError(f"a frame of {length} bytes")
-        return self._open(await self._read(length, FRAME_SECONDS))
+        try:
+            length = read_length(await self._read(LENGTH_BYTES, patience), self._largest)
+            message = self._opener.open(await self._read(length, FRAME_SECONDS))
+        except InvalidFrame as error:
+            raise WireError(str(error)) from error
+        self._largest = LARGEST_FRAME
+        return message
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Send without waiting; WireError if the message or the backlog of unread bytes is too large."""
-        frame = self._seal(message)
+        try:
+            frame = self._sealer.seal(message)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise WireError(f"a message can't be written: {error}") from error
         transport = self._writer.transport
         if transport.get_write_buffer_size() > _LARGEST_BACKLOG:
             raise WireError("the peer takes nothing")
@@ -114,29 +99,6 @@ class Channel:
             raise
         finally:
             silence.timer.cancel()
-
-    def _seal(self, message: Mapping[str, Any]) -> bytes:
-        payload = encode(message)
-        length = TAG_BYTES + len(payload)
-        if length > LARGEST_FRAME:
-            raise WireError(f"a message of {length} bytes is too large to be sent")
-        tag = _tag(self._key, self._directions[0], self._sent, payload)
-        self._sent += 1
-        return length.to_bytes(LENGTH_BYTES, "big") + tag + payload
-
-    def _open(self, body: bytes) -> dict[str, Any]:
-        tag, payload = body[:TAG_BYTES], body[TAG_BYTES:]
-        if not hmac.compare_digest(tag, _tag(self._key, self._directions[1], self._received, payload)):
-            raise WireError("a frame has a wrong tag: another token, or the frame was altered")
-        self._received += 1
-        self._largest = LARGEST_FRAME
-        try:
-            message = json.loads(payload.decode())
-        except (ValueError, RecursionError) as error:
-            raise WireError("a frame is no JSON") from error
-        if not isinstance(message, dict):
-            raise WireError("a frame is no JSON object")
-        return message
 
 
 class _Silence:
@@ -164,15 +126,15 @@ class _Silence:
         self._hang_up()
 
 
-async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> Channel:
+async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> Channel:
     """Accept a peer's connection, whose first frame proves the token; WireError if it has ended."""
     nonce = os.urandom(NONCE_BYTES)
     writer.write(GREETING + nonce)
     theirs = await _read_exactly(reader, NONCE_BYTES)
-    return Channel(reader, writer, _session_key(token, nonce, theirs), is_server=True)
+    return Channel(reader, writer, session_key(token, nonce, theirs), is_server=True)
 
 
-async def connect(host: str, port: int, token: bytes, patience: float) -> Channel:
+async def connect(host: str, port: int, token: str, patience: float) -> Channel:
     """Connect to an agent within `patience` seconds or raise WireError; its first frame proves the token."""
     try:
         return await asyncio.wait_for(_connect(host, port, token), patience)
@@ -182,7 +144,7 @@ async def connect(host: str, port: int, token: bytes, patience: float) -> Channe
         raise WireError(str(error.strerror or error)) from error
 
 
-async def _connect(host: str, port: int, token: bytes) -> Channel:
+async def _connect(host: str, port: int, token: str) -> Channel:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         nonce = os.urandom(NONCE_BYTES)
@@ -193,15 +155,7 @@ async def _connect(host: str, port: int, token: bytes) -> Channel:
     except BaseException:
         writer.transport.abort()
         raise
-    return Channel(reader, writer, _session_key(token, theirs, nonce), is_server=False)
-
-
-def encode(message: Mapping[str, Any]) -> bytes:
-    """Return a message as JSON, which has no NaN, or raise WireError."""
-    try:
-        return json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
-    except (ValueError, TypeError, RecursionError) as error:
-        raise WireError(f"a message can't be written: {error}") from error
+    return Channel(reader, writer, session_key(token, theirs, nonce), is_server=False)
 
 
 async def _read_exactly(reader: asyncio.StreamReader, count: int) -> bytes:
@@ -211,14 +165,6 @@ async def _read_exactly(reader: asyncio.StreamReader, count: int) -> bytes:
         raise WireError("the connection was closed") from error
     except OSError as error:
         raise WireError(str(error.strerror or error)) from error
-
-
-def _session_key(token: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    return hmac.new(token, _PURPOSE + server_nonce + client_nonce, hashlib.sha256).digest()
-
-
-def _tag(key: bytes, direction: bytes, number: int, payload: bytes) -> bytes:
-    return hmac.new(key, direction + number.to_bytes(8, "big") + payload, hashlib.sha256).digest()
 
 
 # The agent's port: a peer without the job's token gets only a greeting, and is soon disconnected.
@@ -234,7 +180,7 @@ _LOG_SECONDS = 10.0
 class Listener:
     """Authenticates peers; `serve` gets their connection and their first message."""
 
-    def __init__(self, token: bytes, serve: Callable[[Channel, dict[str, Any]], Awaitable[None]]) -> None:
+    def __init__(self, token: str, serve: Callable[[Channel, dict[str, Any]], Awaitable[None]]) -> None:
         self._token = token
         self._serve_peer = serve
         self._handshakes: dict[asyncio.StreamWriter, None] = {}

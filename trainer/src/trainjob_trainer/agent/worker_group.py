@@ -39,8 +39,8 @@ from trainjob_trainer.agent.messages import (
     farewell,
 )
 from trainjob_trainer.agent.rendezvous import ABSENT, LeaderSettings, Member, Rendezvous, is_observer
-from trainjob_trainer.agent.wire import TAG_BYTES, encode, largest_report
 from trainjob_trainer.contract.exits import EXITS, UNCAUGHT, meaning_of
+from trainjob_trainer.contract.wire import TAG_BYTES, encode, largest_report
 
 # The first failure: each failure causes others in its peers.
 

@@ -4,25 +4,20 @@
 """
 
 from trainjob.cluster.agents.bundle import (
-    BundleMissing,
     build_bundle,
-    find_package,
     lay_out,
     preview_source,
 )
 from trainjob.cluster.agents.record import AgentRecord, Report
-from trainjob.cluster.agents.wire import AgentError, AgentRefused, AgentUnreachable, largest_report, sync
+from trainjob.cluster.agents.wire import AgentError, AgentRefused, AgentUnreachable, sync
 
 __all__ = [
     "AgentError",
     "AgentRecord",
     "AgentRefused",
     "AgentUnreachable",
-    "BundleMissing",
     "Report",
     "build_bundle",
-    "find_package",
-    "largest_report",
     "lay_out",
     "preview_source",
     "sync",

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from trainjob.api import AGENT_PORT
 from trainjob.cluster.agents.record import AgentRecord, Report
-from trainjob.cluster.agents.wire import AgentRefused, AgentUnreachable, largest_report, sync
+from trainjob.cluster.agents.wire import AgentRefused, AgentUnreachable, sync
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.protocol import Manifest, happens_within
 from trainjob.core.agent import job_token
@@ -28,6 +28,7 @@ from trainjob.core.names import (
     Replica,
 )
 from trainjob.core.pods import container_state, read_replica_labels
+from trainjob_trainer.contract.wire import largest_report
 
 # The running agents of a job, and which one leads.
 

@@ -348,14 +348,12 @@ def _environment(own: Mapping[str, str], machine: Machine, gpus: Mapping[str, st
 def _with_help(env: Mapping[str, str], machine: Machine, progress: Path) -> dict[str, str]:
     """Add the variables that an agent would set for its training process."""
     direct = env.get("no_grpc_proxy", env.get("no_proxy"))
-    helped = {
+    return {
         **env,
         "TRAINJOB_PROGRESS_FILE": str(progress),
         "no_grpc_proxy": f"{direct},{LOOPBACK}" if direct else LOOPBACK,
+        "PYTHONPATH": _joined(machine.bootstrap, env.get("PYTHONPATH")),
     }
-    if machine.bootstrap is not None:
-        helped["PYTHONPATH"] = _joined(machine.bootstrap, env.get("PYTHONPATH"))
-    return helped
 
 
 def _joined(first: Path, others: str | None) -> str:
@@ -404,8 +402,6 @@ def _notes(pod: Mapping[str, Any], container: Mapping[str, Any], machine: Machin
         yield f"more GPUs are asked for than the {len(machine.gpus)} here: training on the CPU"
     elif machine.gpus and not wanted and not any(machine.gpus_of.values()):
         yield f"GPUs here are not used ({len(machine.gpus)}): the job asks for none (limits: nvidia.com/gpu)"
-    if machine.bootstrap is None:
-        yield "the package trainjob-trainer is not installed: Keras scripts run without its repair"
 
 
 def _volume_notes(container: Mapping[str, Any], volumes: Mapping[str, VolumeFolder]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainjob.api import BUNDLE_VOLUME, OUTPUT_VOLUME, STATE_VOLUME
-from trainjob.cluster.agents import BundleMissing, find_package
+from trainjob.cluster.agents.bundle import PACKAGE
 
 # Requests that this machine can't fulfil, as messages for the user.
 
@@ -59,7 +59,7 @@ class Machine:
         folder: the parent folder of claims and other volumes.
         job_folder: the folder of the job's file, in which its commands are started.
         programs: the folder of the running interpreter, first on `PATH` so that `python` is this one.
-        bootstrap: the folder that prepares an unmodified script, or None if the trainer is not installed.
+        bootstrap: the folder that prepares an unmodified script.
         environ: the caller's environment.
         volumes: the caller's folders for volumes, by volume name.
         gpus: the GPUs of this machine.
@@ -73,7 +73,7 @@ class Machine:
     folder: Path
     job_folder: Path
     programs: Path
-    bootstrap: Path | None = None
+    bootstrap: Path = PACKAGE / "bootstrap"
     environ: Mapping[str, str] = field(default_factory=dict)
     volumes: Mapping[str, Path] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
@@ -156,20 +156,11 @@ def survey(options: LocalOptions, environ: Mapping[str, str]) -> Machine:
         job_folder=options.job_folder.absolute(),
         # Not resolved: in a virtual environment the interpreter is a link, and the link's folder counts.
         programs=Path(sys.executable).absolute().parent,
-        bootstrap=_find_bootstrap(),
         environ=dict(environ),
         volumes={name: folder.absolute() for name, folder in options.volumes.items()},
         gpus=find_gpus(environ),
         node=platform.node() or "localhost",
     )
-
-
-def _find_bootstrap() -> Path | None:
-    """Return the trainer's bootstrap folder without importing the trainer, which is another package."""
-    try:
-        return find_package() / "bootstrap"
-    except BundleMissing:
-        return None
 
 
 # Two ports of this machine for each hostname of a job, fixed for the whole run.
@@ -370,7 +361,7 @@ def _resolve(volume: Mapping[str, Any], machine: Machine, private: Path) -> Volu
     if name in machine.volumes:
         return VolumeFolder(machine.volumes[name], ours=False)
     if name == BUNDLE_VOLUME and kind == "secret":
-        return _bundle(source["secretName"], machine)
+        return VolumeFolder(machine.bundles / source["secretName"], ours=False)
     if kind == "persistentVolumeClaim":
         return _kept(machine.folder / source["claimName"], f"claim {source['claimName']}")
     if kind in _SHARED_BY_NAME:
@@ -386,17 +377,6 @@ def _resolve(volume: Mapping[str, Any], machine: Machine, private: Path) -> Volu
     raise CannotRunHere(
         [f"volume {name} ({kind}) is kept by a cluster: name a folder with --volume {name}=FOLDER"]
     )
-
-
-def _bundle(secret: str, machine: Machine) -> VolumeFolder:
-    if machine.bootstrap is None:
-        raise CannotRunHere(
-            [
-                "the package trainjob-trainer is not installed, which restarts training in place: "
-                "install it, or set spec.restartStrategy: Recreate"
-            ]
-        )
-    return VolumeFolder(machine.bundles / secret, ours=False)
 
 
 def _kept(folder: Path, what: str) -> VolumeFolder:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from trainjob.cluster.agents import BundleMissing, lay_out
+from trainjob.cluster.agents import lay_out
 from trainjob.cluster.local.launch import Launch, build_launch, hostname_of, hostnames_in
 from trainjob.cluster.local.machine import (
     CannotRunHere,
@@ -182,7 +182,7 @@ class Sandbox:
             self.token = base64.b64decode(data[TOKEN], validate=True).decode()
             shutil.rmtree(folder, ignore_errors=True)
             lay_out(folder, self.token)
-        except (BundleMissing, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise CannotRunHere([f"can't lay out the agent: {error}"]) from error
 
     def private_folder(self, pod: Manifest) -> Path:
