@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from support.agents.tracebacks import MISTAKES, OTHERS, TYPE_ERROR, show
-from trainjob_trainer.agent.budget import Budget, RestartCounts
+from trainjob_trainer.agent.budget import Budget
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.contract.exits import ExitCode, meaning_of
+from trainjob_trainer.contract.restarts import RestartCounts
 
 
 def crash(log: str, code: int = 1, *, replica: str = "worker-0", attempt: int = 1, **more: int) -> Failure:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.child import ChildExit
 from trainjob_trainer.agent.replica_agent import ReplicaAgent
 from trainjob_trainer.agent.settings import Address, Settings
+from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.task import Task
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer.agent.budget import RestartCounts, restart_delay
+from trainjob_trainer.contract.restarts import RestartCounts
 
 NUMBERS = st.integers(0, 5)
 COUNTS = st.builds(
@@ -82,7 +82,3 @@ def test_which_reports_are_progress(
     before: dict[str, int], report: tuple[Any, ...], after: dict[str, int]
 ) -> None:
     assert astuple(RestartCounts(**before).progressed(*report)) == astuple(RestartCounts(**after))
-
-
-def test_the_back_off() -> None:
-    assert [restart_delay(n) for n in (0, 1, 2, 3, 4, 8, 9, 1000)] == [0, 0, 1, 2, 4, 60, 60, 60]

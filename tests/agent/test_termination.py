@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.termination import MAX_CHARACTERS, termination_message, write_termination
+from trainjob_trainer.contract.restarts import RestartCounts
 
 FAILURE = Failure("worker-1", "p", 1, 3, "Crashed", 1, message="boom", log_tail="a\nboom\n")
 COUNTS = RestartCounts(attempt=3, counted=2)

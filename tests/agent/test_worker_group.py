@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.agents.worker_group import LEADER, Simulation
-from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.messages import Join, Send
 from trainjob_trainer.agent.worker_group import build_report
+from trainjob_trainer.contract.restarts import RestartCounts
 
 
 def running(workers: int = 2, **settings: Any) -> Simulation:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.agents.worker_group import LEADER, SimulatedAgent, Simulation
-from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.messages import (
     FINISHED,
     IDLE,
@@ -20,6 +19,7 @@ from trainjob_trainer.agent.messages import (
     Send,
     Target,
 )
+from trainjob_trainer.contract.restarts import RestartCounts
 
 MAX_RESTARTS = 2
 REPLICAS = st.sampled_from(["worker-0", "worker-1", "worker-2"])

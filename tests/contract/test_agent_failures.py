@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from trainjob.core import failure as rules
-from trainjob.core.agent_reports import AgentReport, RestartCounts, read_termination_message
-from trainjob.core.delays import restart_delay
+from trainjob.core.agent_reports import AgentReport, read_termination_message
 from trainjob.core.pods import read_json
 from trainjob.core.stragglers import SUSPECT_REASON, named_replicas
 from trainjob_trainer import WeightsDiverged
-from trainjob_trainer.agent import budget
-from trainjob_trainer.agent.budget import RestartCounts as AgentCounts
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.termination import write_termination
+from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.distribution.divergence import Apart, describe
 
 
@@ -28,15 +25,6 @@ def test_the_operator_reads_whose_weights_have_come_apart(ranks: list[int], is_c
     sentence = describe(Apart(ranks, is_certain=is_certain), workers, ["dense/kernel"], 12)
     assert [replica.name for replica in named_replicas(sentence)] == [workers[rank] for rank in ranks]
     assert WeightsDiverged.reason == SUSPECT_REASON
-
-
-def test_restart_counts_are_read_as_they_were_written() -> None:
-    theirs = AgentCounts(attempt=7, counted=4, uncounted=2, reset=3, since_progress=1, furthest_step=40)
-    ours = RestartCounts.model_validate(theirs.to_json())
-    assert ours.model_dump(by_alias=True) == theirs.to_json()
-    assert ours.model_dump() == vars(theirs)
-    assert RestartCounts.model_validate(AgentCounts().to_json()) == RestartCounts()
-    assert RestartCounts().model_dump(by_alias=True) == AgentCounts().to_json()
 
 
 FAILURE = Failure(
@@ -83,7 +71,7 @@ def test_a_failure_is_read_as_it_was_written() -> None:
 def test_a_termination_message_is_read_as_it_was_written(log: str, tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
     path.touch()
-    counts = AgentCounts(attempt=7, counted=2)
+    counts = RestartCounts(attempt=7, counted=2)
     report = {"state": "failed", "step": 40, "checkpointStep": 20, "metrics": {"loss": 1.0}}
     failure = replace(FAILURE, log_tail=log)
     write_termination(path, failure, counts, report, gave_up=True)
@@ -99,15 +87,6 @@ def test_a_termination_message_is_read_as_it_was_written(log: str, tmp_path: Pat
     )
     assert message.failure.message == "killed"
     assert log.endswith(message.failure.log_tail)
-    assert message.restart_counts.model_dump(by_alias=True) == counts.to_json()
+    assert message.restart_counts == counts
     assert message.report is not None
     assert (message.report.step, message.report.checkpoint_step) == (40, 20)
-
-
-@pytest.mark.parametrize("in_a_row", [0, 1, 2, 3, 4, 7, 8, 9, 1000])
-def test_both_wait_as_long_before_the_next_start(in_a_row: int) -> None:
-    assert budget.restart_delay(in_a_row) == restart_delay(in_a_row).total_seconds()
-
-
-def test_both_give_up_the_same_failure_after_as_many_times() -> None:
-    assert (rules.MOST_ALIKE, rules.EARLY_SECONDS) == (budget.MOST_ALIKE, budget.EARLY_SECONDS)

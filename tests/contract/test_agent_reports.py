@@ -12,12 +12,12 @@ from support.agents.worker_group import Simulation
 from trainjob.api import TrainJobStatus
 from trainjob.core.agent_reports import AgentReport, merge_notices, project_report
 from trainjob.core.conditions import truncated
-from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.messages import Join
 from trainjob_trainer.agent.replica_agent import readable_report
 from trainjob_trainer.agent.worker_group import build_fitting_report, build_report
 from trainjob_trainer.contract import wire
+from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.reporting.progress import LONGEST_NOTICE, MOST_NOTICES, Progress
 
 PROGRESS = Progress(
@@ -155,7 +155,7 @@ def test_what_no_agent_of_ours_reports_is_not_kept() -> None:
         "phase": "running" + 25 * "!",
         "attempt": None,
         "world": {"worker": 2},
-        "restarts": {"attempt": 2**31 - 1, "charged": 0},
+        "restarts": RestartCounts(attempt=2**31 - 1).to_json(),
         "failure": {"replica": "worker-0", "reason": "Crashed", "logTail": 2048 * "é", "message": "a bc"},
         "members": {"worker-0": {"pod": "p" * 253, "incarnation": 1, "state": "", "seconds": None}},
     }

@@ -4,8 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from trainjob.core.delays import refusal_delay, restart_delay, start_delay
+from trainjob.core.delays import refusal_delay, start_delay
 from trainjob.core.observed import Refusal
+from trainjob_trainer.contract.restarts import restart_delay
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

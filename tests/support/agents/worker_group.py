@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.messages import (
     FINISHED,
@@ -28,6 +27,7 @@ from trainjob_trainer.agent.messages import (
 from trainjob_trainer.agent.rendezvous import LeaderSettings
 from trainjob_trainer.agent.worker_group import WorkerGroup
 from trainjob_trainer.contract.exits import meaning_of
+from trainjob_trainer.contract.restarts import RestartCounts
 
 LEADER = "worker-0"
 OWN_LINK = 0

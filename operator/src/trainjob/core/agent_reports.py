@@ -13,37 +13,23 @@ from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, P
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
-from trainjob.api.constants import INT32_MAX
 from trainjob.api.errors import model_of
 from trainjob.api.status import Restarts
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES, Replica
 from trainjob.core.wording import printable, quoted, reason_word
+from trainjob_trainer.contract.restarts import RestartCounts
+from trainjob_trainer.contract.wire import integer
 
 # Values from untrusted JSON: a value of an unexpected type counts as absent.
 
-
-INT64_MAX = 2**63 - 1
-"""The API server stores no larger number."""
 
 LONGEST_NAME = 253
 """Characters of an object's name, by Kubernetes' rules."""
 
 
-def integer(value: object) -> int | None:
-    """Return a whole number that a status can hold, or None."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if abs(value) <= INT64_MAX else None
-
-
 def mapping(value: object) -> Mapping[str, Any]:
     """Return a JSON object; an empty one for any other value."""
     return value if isinstance(value, Mapping) else {}
-
-
-def count(value: object) -> int:
-    """Return a count, cut to the range that a status field allows, from 0 to `INT32_MAX`."""
-    return min(max(integer(value) or 0, 0), INT32_MAX)
 
 
 def finite(value: object) -> float | None:
@@ -191,7 +177,6 @@ _OBJECT = BeforeValidator(lambda value: value if isinstance(value, Mapping) else
 _BOOL = Kept(lambda value: value if isinstance(value, bool) else None)
 
 Int = Annotated[int | None, PlainValidator(integer)]
-Count = Annotated[int, PlainValidator(count)]
 Finite = Annotated[float | None, PlainValidator(finite)]
 Seconds = Annotated[float, PlainValidator(lambda value: finite(value) or 0.0), Kept(finite)]
 Number = Annotated[float | None, PlainValidator(_number), Kept(_figure)]
@@ -323,26 +308,16 @@ class ChildFailure(Lenient):
     time: Finite = None
 
 
-class RestartCounts(Lenient):
-    """Restart counts of the training; every value but `since_progress` only grows."""
-
-    attempt: Count = 0
-    counted: Count = Field(0, alias="charged")
-    uncounted: Count = Field(0, alias="uncharged")
-    reset: Count = Field(0, alias="refunded")
-    since_progress: Count = 0
-    furthest_step: Int = None
-
-    @property
-    def restarts(self) -> int:
-        """Return all restarts, counted and uncounted."""
-        return self.counted + self.uncounted
-
-
-def restart_counts(attempt: int, restarts: Restarts) -> dict[str, int | None]:
+def restart_counts(attempt: int, restarts: Restarts) -> dict[str, Any]:
     """Return the restart counts of a status as JSON for the agents."""
-    counts = {**restarts.model_dump(by_alias=True), "attempt": attempt}
-    return {key: counts[key] for key in _keepers(RestartCounts)}
+    return RestartCounts(
+        attempt,
+        counted=restarts.charged,
+        uncounted=restarts.uncharged,
+        reset=restarts.refunded,
+        since_progress=restarts.since_progress,
+        furthest_step=restarts.furthest_step,
+    ).to_json()
 
 
 class Member(Lenient):
@@ -386,9 +361,11 @@ class SentReport(Lenient):
     report: Annotated[Report | None, _OBJECT] = None
     world: Annotated[Mapping[str, int], PlainValidator(_world)] = Field(default_factory=dict)
     failure: Annotated[ChildFailure | None, _if_readable("replica", read_replica)] = None
-    restart_counts: Annotated[RestartCounts, BeforeValidator(mapping)] = Field(
-        default_factory=RestartCounts, alias="restarts"
-    )
+    restart_counts: Annotated[
+        RestartCounts,
+        PlainValidator(RestartCounts.from_json),
+        Kept(lambda value: RestartCounts.from_json(value).to_json()),
+    ] = Field(default_factory=RestartCounts, alias="restarts")
     notices: Notices = Field(default_factory=list)
 
 

@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 
 from trainjob.api import Condition, TrainJobStatus
 from trainjob.api.fields import Longest
-from trainjob.core.agent_reports import INT64_MAX
 from trainjob.core.wording import printable
+from trainjob_trainer.contract.wire import LARGEST_INTEGER
 
 # Conditions by Kubernetes' rules: one of each type; its time changes only when its status does.
 
@@ -148,8 +148,8 @@ def _text(marks: tuple[Any, ...]) -> _Fit:
 
 def _whole(marks: tuple[Any, ...]) -> _Fit:
     bounds = [bound for mark in marks if isinstance(mark, FieldInfo) for bound in mark.metadata]
-    least = next((bound.ge for bound in bounds if isinstance(bound, Ge)), -INT64_MAX)
-    most = next((bound.le for bound in bounds if isinstance(bound, Le)), INT64_MAX)
+    least = next((bound.ge for bound in bounds if isinstance(bound, Ge)), -LARGEST_INTEGER)
+    most = next((bound.le for bound in bounds if isinstance(bound, Le)), LARGEST_INTEGER)
     return lambda value: min(max(value, least), most)
 
 

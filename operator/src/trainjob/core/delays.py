@@ -13,13 +13,6 @@ RECHECK = timedelta(seconds=15)
 """Time until the next look at an obstacle whose end no event reports."""
 
 
-def restart_delay(failures: int) -> timedelta:
-    """Return 0, 1, 2, 4, … 60 s for the 1st, 2nd, … failure in a row without progress."""
-    if failures < 2:
-        return timedelta(0)
-    return min(timedelta(seconds=2 ** min(failures - 2, 10)), LONGEST)
-
-
 def start_delay(failures: int) -> timedelta:
     """Return 10, 20, 40, … s, at most six minutes, as batch/v1 waits: what a start needs may come back."""
     return min(FIRST_RETRY_START * 2.0 ** min(failures - 1, 10), LONGEST_START)

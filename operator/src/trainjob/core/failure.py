@@ -16,7 +16,6 @@ from trainjob.core.agent_reports import (
     LOST,
     REPLICA_RUNNING,
     ChildFailure,
-    RestartCounts,
     tail,
 )
 from trainjob.core.conditions import RUNNING, is_true
@@ -26,6 +25,7 @@ from trainjob.core.observed import Observed
 from trainjob.core.pods import DEADLINE_EXCEEDED, START_ERROR, UNKNOWN_END, Pod, PodState, start_error
 from trainjob.core.wording import last_line, quoted, reason_word
 from trainjob_trainer.contract.exits import ExitCode, Raised, find_exception, is_mistake, meaning_of
+from trainjob_trainer.contract.restarts import EARLY_SECONDS, RestartCounts, likeness
 
 # Known checkpoints: where training continues after a stop.
 
@@ -430,17 +430,6 @@ def _is_same(first: FirstFailure, child: ChildFailure) -> bool:
 # causes are uncounted, and a checkpoint beyond every failure so far resets the count.
 
 
-MOST_ALIKE = 3
-"""The job fails early after the same failure at the same step this many times in a row.
-
-Failures are the same if they have the same exception at the same place, in any replica; without an exception,
-if they are of the same replica.
-"""
-
-EARLY_SECONDS = 60.0
-"""Without a step, failures are the same only if their pods ended within this time of their start."""
-
-
 def restarts_of(observed: Observed) -> Restarts:
     """Return the restart counts so far, by the status and by the agents, resets included."""
     known = reduce(_merged, observed.agents_counts, observed.status.restarts)
@@ -460,17 +449,10 @@ def alike(observed: Observed, failure: Failure) -> int:
     before = observed.status.first_failure
     if before is None or (failure.step is None and not _is_early(failure)):
         return 1
-    same_end = (before.reason, before.exit_code, before.step) == (
-        failure.reason,
-        failure.exit_code,
-        failure.step,
-    )
-    raised, then = failure.exception, find_exception(before.exit_code, before.log_tail or "")
-    if raised is None or then is None:
-        same_cause = failure.step is not None and before.rank == failure.replica.name
-    else:
-        same_cause = (raised.kind, raised.place) == (then.kind, then.place)
-    return observed.status.restarts.same + 1 if same_end and same_cause else 1
+    key = likeness(failure.replica.name, failure.reason, failure.exit_code, failure.log, failure.step)
+    known = likeness(before.rank, before.reason, before.exit_code, before.log_tail or "", before.step)
+    is_known = failure.step is not None or failure.exception is not None
+    return observed.status.restarts.same + 1 if is_known and key == known else 1
 
 
 def is_mistake_at_start(observed: Observed, failure: Failure) -> bool:

@@ -16,7 +16,6 @@ from typing import Any
 
 from trainjob_trainer.agent import process_tree
 from trainjob_trainer.agent.cgroup import OomCounter, thread_variables
-from trainjob_trainer.agent.failure import integer
 from trainjob_trainer.agent.log import LogCopy, Sink, log
 from trainjob_trainer.agent.process_tree import (
     NOT_EXECUTABLE,
@@ -30,6 +29,7 @@ from trainjob_trainer.agent.process_tree import (
 from trainjob_trainer.agent.stall import ProgressWatch
 from trainjob_trainer.agent.standby import StandbyKeeper
 from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.contract.wire import integer
 
 _KILL_SECONDS = 0.02
 _PORT_SECONDS = 10.0

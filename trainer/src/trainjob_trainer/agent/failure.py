@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.contract.exits import EXITS, ExitCode, find_exception, meaning_of
+from trainjob_trainer.contract.wire import integer
 from trainjob_trainer.errors import AWAY, FULL
 
 if TYPE_CHECKING:
@@ -160,10 +160,3 @@ def _explained_code(ended: ChildExit) -> int:
 def _bounded(failure: Failure) -> Failure:
     line = " ".join(failure.message.split())
     return replace(failure, message=line[:_LONGEST_MESSAGE], log_tail=failure.log_tail[-_LONGEST_TAIL:])
-
-
-def integer(value: object, least: float = -math.inf) -> int | None:
-    """Return a JSON value that is a whole number of at least `least`, and None for any other."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        return value
-    return None

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.child import Child
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.leader import Leader
@@ -25,6 +24,7 @@ from trainjob_trainer.agent.settings import Settings, read_settings
 from trainjob_trainer.agent.termination import write_termination
 from trainjob_trainer.agent.wire import FRAME_SECONDS, Channel, Listener, WireError, connect
 from trainjob_trainer.contract.exits import meaning_of
+from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.errors import TrainerError
 
 # The stall of an evaluation: only the evaluator's own agent can notice it.

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from trainjob_trainer.agent.budget import RestartCounts
-from trainjob_trainer.agent.failure import Failure, integer
+from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.contract.restarts import RestartCounts
+from trainjob_trainer.contract.wire import integer
 
 IDLE = "idle"
 RUNNING = "running"

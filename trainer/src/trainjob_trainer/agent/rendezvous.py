@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainjob_trainer.agent.budget import EARLY_SECONDS, RestartCounts, restart_delay
-from trainjob_trainer.agent.failure import integer
 from trainjob_trainer.agent.messages import (
     OBSERVER,
     QUIET,
@@ -26,6 +24,8 @@ from trainjob_trainer.agent.messages import (
     welcome,
 )
 from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.contract.restarts import EARLY_SECONDS, RestartCounts, restart_delay
+from trainjob_trainer.contract.wire import integer
 
 # The present members: one agent for each replica, from the replica's newest pod.
 
@@ -216,7 +216,7 @@ class LoneReplicas:
         """
         lasted = now - self._started[replica]
         self._in_a_row[replica] = 1 if lasted >= EARLY_SECONDS else self._in_a_row[replica] + 1
-        self._due[replica] = now + restart_delay(self._in_a_row[replica])
+        self._due[replica] = now + restart_delay(self._in_a_row[replica]).total_seconds()
 
     def begin(self, replica: str, number: int, now: float) -> None:
         """Record its restart."""

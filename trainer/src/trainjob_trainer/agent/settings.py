@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.code import Code, read_code
+from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.replica_agent import readable_report
+from trainjob_trainer.contract.restarts import RestartCounts
 
 MAX_CHARACTERS = 3072
 """ASCII characters; the kubelet keeps the last 4,096 bytes, and JSON that is cut can't be read."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainjob_trainer.agent.attempt import WAITS_FOR_ENDED, Attempt, find_trouble, judge_alone, start_alone
-from trainjob_trainer.agent.budget import Budget, RestartCounts, furthest
+from trainjob_trainer.agent.budget import Budget
 from trainjob_trainer.agent.failure import (
     PEER_LOST,
     PREEMPTED,
@@ -40,6 +40,7 @@ from trainjob_trainer.agent.messages import (
 )
 from trainjob_trainer.agent.rendezvous import ABSENT, LeaderSettings, Member, Rendezvous, is_observer
 from trainjob_trainer.contract.exits import EXITS, UNCAUGHT, meaning_of
+from trainjob_trainer.contract.restarts import RestartCounts, furthest
 from trainjob_trainer.contract.wire import TAG_BYTES, encode, largest_report
 
 # The first failure: each failure causes others in its peers.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -158,3 +159,14 @@ def _tag(key: bytes, direction: bytes, number: int, payload: bytes) -> bytes:
 
 def _hmac(key: bytes, text: bytes) -> bytes:
     return hmac.new(key, text, hashlib.sha256).digest()
+
+
+LARGEST_INTEGER = 2**63 - 1
+"""The API server stores no larger number."""
+
+
+def integer(value: object, least: float = -math.inf) -> int | None:
+    """Return a value of a message that is a whole number of at least `least`, and None for any other."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_INTEGER:
+        return value if value >= least else None
+    return None

@@ -20,7 +20,7 @@ from trainjob.core.actions import (
     stop_pods,
 )
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
-from trainjob.core.delays import RECHECK, restart_delay, soonest, start_delay, time_left
+from trainjob.core.delays import RECHECK, soonest, start_delay, time_left
 from trainjob.core.failure import AT_START, awaited_pods, lost_nodes, time_to_end
 from trainjob.core.gangs import build_pod_group
 from trainjob.core.manifests import build_claim, build_network_policy, build_service
@@ -38,6 +38,7 @@ from trainjob.core.policies.startup_policy import (
 from trainjob.core.policies.success_policy import EvaluatorStep, avoids_for_nothing, evaluator_step
 from trainjob.core.stragglers import describe_pause
 from trainjob.core.wording import count_roles, quoted, utc
+from trainjob_trainer.contract.restarts import restart_delay
 
 SLOW_TO_END = timedelta(seconds=60)
 """How long a pod may take to end before the status reports that the job waits for it."""

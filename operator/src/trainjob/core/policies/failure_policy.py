@@ -12,7 +12,6 @@ from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
 from trainjob.core.delays import time_left
 from trainjob.core.failure import (
-    MOST_ALIKE,
     Failure,
     alike,
     bad_pods,
@@ -29,6 +28,7 @@ from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.stragglers import describe_suspects
 from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.contract.restarts import MOST_ALIKE
 
 CULPRIT_GRACE = timedelta(seconds=10)
 """How long the controller waits, after a process lost its peer, to see which peer failed, and why."""
