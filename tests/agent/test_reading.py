@@ -13,18 +13,10 @@ from support.agents.tracebacks import show
 from support.agents.worker_group import Simulation
 from trainjob_trainer.agent.child import ChildExit
 from trainjob_trainer.agent.failure import Failure, describe_exit
-from trainjob_trainer.agent.messages import (
-    Beat,
-    Failed,
-    Leaving,
-    MalformedMessage,
-    Target,
-    read_join,
-    read_member_message,
-    read_target,
-)
+from trainjob_trainer.agent.messages import Beat, Failed, Leaving, read_join, read_member_message
 from trainjob_trainer.agent.replica_agent import readable_report
 from trainjob_trainer.contract.exits import EXITS, ExitCode, meaning_of
+from trainjob_trainer.contract.targets import MalformedMessage, Target
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -66,7 +58,7 @@ def test_no_message_of_a_member_upsets_the_leading_agent(messages: list[dict[str
 def test_no_target_upsets_the_leading_agent(raw: Any) -> None:
     simulation = Simulation({"worker": 2})
     with contextlib.suppress(MalformedMessage):
-        simulation.handle(read_target(raw))
+        simulation.handle(Target.from_json(raw))
 
 
 def test_members_messages() -> None:
@@ -106,10 +98,10 @@ def test_a_target() -> None:
         "stallTimeoutSeconds": 30,
         "restarts": {"charged": 1},
     }
-    target = read_target(raw)
+    target = Target.from_json(raw)
     assert (target.world, target.incarnations, target.max_restarts) == ({"worker": 2}, {"worker-0": 3}, 5)
     assert (target.stall_timeout, target.counts.counted, target.without) == (30.0, 1, {"worker-1"})
-    assert read_target({}) == Target()
+    assert Target.from_json({}) == Target()
 
 
 def test_the_table_of_exit_codes() -> None:

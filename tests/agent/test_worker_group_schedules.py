@@ -9,17 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.agents.worker_group import LEADER, SimulatedAgent, Simulation
-from trainjob_trainer.agent.messages import (
-    FINISHED,
-    IDLE,
-    QUIET,
-    RUNNING,
-    STOPPING,
-    Lost,
-    Send,
-    Target,
-)
+from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING, Lost, Send
 from trainjob_trainer.contract.restarts import RestartCounts
+from trainjob_trainer.contract.targets import Target
 
 MAX_RESTARTS = 2
 REPLICAS = st.sampled_from(["worker-0", "worker-1", "worker-2"])

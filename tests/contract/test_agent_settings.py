@@ -16,15 +16,14 @@ from trainjob.core.agent import (
     CODE_FOLDER,
     PROGRAM,
     STATE_FOLDER,
-    TOKEN,
     agent_source,
     job_token,
 )
 from trainjob.core.manifests import build_pod, build_token_secret
-from trainjob.core.names import CODE
 from trainjob.core.settings import Bundle
 from trainjob_trainer.agent.code import Code
 from trainjob_trainer.agent.settings import Address, Settings, read_settings
+from trainjob_trainer.contract.files import CODE, TOKEN
 from trainjob_trainer.errors import InvalidConfiguration
 
 KEY = b"some key"

@@ -10,8 +10,8 @@ from support.agents.worker_group import Simulation
 from support.world.jobs import build_job
 from support.world.world import World
 from trainjob.core.settings import Settings
-from trainjob_trainer.agent.messages import MalformedMessage, Target, read_target
 from trainjob_trainer.agent.worker_group import TARGET_SECONDS
+from trainjob_trainer.contract.targets import MalformedMessage, Target
 
 BEFORE: dict[str, Any] = {
     "world": {"worker": 2},
@@ -50,9 +50,9 @@ def gathered() -> Simulation:
 
 
 async def test_a_target_holds_its_lease_and_generation() -> None:
-    assert read_target(await target_of(0)).version == (0, 1)
-    assert read_target(await target_of(4)).version == (4, 1)
-    assert read_target(await target_of(4, maxRestarts=9)).version == (4, 2)
+    assert Target.from_json(await target_of(0)).version == (0, 1)
+    assert Target.from_json(await target_of(4)).version == (4, 1)
+    assert Target.from_json(await target_of(4, maxRestarts=9)).version == (4, 2)
 
 
 async def test_an_agent_of_the_version_before_finds_all_its_keys() -> None:
@@ -62,7 +62,7 @@ async def test_an_agent_of_the_version_before_finds_all_its_keys() -> None:
 
 
 def test_a_target_of_the_version_before_is_read() -> None:
-    target = read_target(BEFORE)
+    target = Target.from_json(BEFORE)
     assert (target.version, target.world, target.max_restarts) == ((0, 0), {"worker": 2}, 3)
 
 
@@ -70,7 +70,7 @@ def test_a_target_of_the_version_before_is_read() -> None:
 @pytest.mark.parametrize("key", ["lease", "generation"])
 def test_a_version_that_is_no_number_is_refused(key: str, value: Any) -> None:
     with pytest.raises(MalformedMessage, match=key):
-        read_target({**BEFORE, key: value})
+        Target.from_json({**BEFORE, key: value})
 
 
 @pytest.mark.parametrize(
@@ -112,17 +112,17 @@ def test_a_deposed_controllers_target_is_rejected_while_its_successor_is_active(
 async def test_running_jobs_survive_an_upgrade_and_a_rollback() -> None:
     """Training never stops; the target of a controller of the version before applies after two minutes."""
     simulation = gathered()
-    simulation.handle(read_target(BEFORE))
+    simulation.handle(Target.from_json(BEFORE))
     upgraded = await target_of(4)
-    simulation.handle(read_target(upgraded))
+    simulation.handle(Target.from_json(upgraded))
     assert simulation.group.meeting.target.version == (4, 1)
-    rolled_back: Target = read_target({**BEFORE, "maxRestarts": 9})
+    rolled_back: Target = Target.from_json({**BEFORE, "maxRestarts": 9})
     for _ in range(int(TARGET_SECONDS) // 5):
         simulation.handle(rolled_back)
         assert simulation.group.budget.max_restarts == 3
         simulation.tick(5.0)
     simulation.handle(rolled_back)
     assert simulation.group.budget.max_restarts == 9
-    simulation.handle(read_target(upgraded))
+    simulation.handle(Target.from_json(upgraded))
     assert simulation.group.meeting.target.version == (4, 1)
     assert (simulation.attempts, simulation.group.phase) == ([1], "running")

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainjob.client import code as client
-from trainjob.core.names import CODE
 from trainjob_trainer.agent import code as agent
+from trainjob_trainer.contract.files import CODE
 
 
 def unpack(folder: Path, archive: bytes, digest: str = "") -> dict[str, bytes]:
@@ -93,7 +93,3 @@ def test_a_full_disk_is_no_mistake_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "code").write_text("a file where a folder should be")
     with pytest.raises(agent.OutputUnwritable, match="can't be unpacked into"):
         unpack(tmp_path, client.pack({"a.py": b"1"}).archive)
-
-
-def test_both_sides_have_the_same_limit() -> None:
-    assert client.LARGEST_UNPACKED == agent.LARGEST

@@ -11,12 +11,11 @@ import pytest
 
 from support.world.jobs import build_job
 from trainjob.api import parse
-from trainjob.api.constants import TRAINER_PREFIX, TRAINER_SETTINGS
 from trainjob.core.manifests import build_pod
 from trainjob_trainer import Environment, Recipe, Task, recipe
 from trainjob_trainer.checkpoint.fence import build_fence
+from trainjob_trainer.contract.environment import SETTING, SETTINGS
 from trainjob_trainer.environment import Generation
-from trainjob_trainer.recipe import PREFIX
 
 
 def environment_of(role: str, **job: Any) -> dict[str, str]:
@@ -74,8 +73,8 @@ def test_the_trainers_defaults_are_laid_out_alike(role: str, tmp_path: Path) -> 
 def test_the_operator_knows_every_setting_that_the_trainer_reads() -> None:
     own = ["gradients", "without", "smoke", "strategy"]
     names = [*(field.name for field in dataclasses.fields(Recipe)), *own]
-    read = {f"{PREFIX}{name.upper()}" for name in names}
-    assert (TRAINER_PREFIX, set(TRAINER_SETTINGS)) == (PREFIX, read)
+    read = {f"{SETTING}{name.upper()}" for name in names}
+    assert set(SETTINGS) == read
     sources = "".join(path.read_text() for path in Path(recipe.__file__).parent.rglob("*.py"))
     a_constant = "TRAIN_METHODS"
-    assert set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", sources)) - {a_constant} <= read
+    assert set(re.findall(rf"\b{SETTING}[A-Z_]+\b", sources)) - {a_constant} <= read

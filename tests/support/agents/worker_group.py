@@ -21,13 +21,13 @@ from trainjob_trainer.agent.messages import (
     Leaving,
     Lost,
     Send,
-    Target,
     Tick,
 )
 from trainjob_trainer.agent.rendezvous import LeaderSettings
 from trainjob_trainer.agent.worker_group import WorkerGroup
 from trainjob_trainer.contract.exits import meaning_of
 from trainjob_trainer.contract.restarts import RestartCounts
+from trainjob_trainer.contract.targets import Target
 
 LEADER = "worker-0"
 OWN_LINK = 0

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.contract.wire import (
     GREETING,
     LARGEST_FIRST_FRAME,
@@ -32,7 +33,7 @@ def build_report(phase: str = "running", *, attempt: int = 1, step: int = 10, **
         "phaseSeconds": 1.0,
         "attempt": attempt,
         "world": {"worker": 2},
-        "restarts": {"attempt": attempt, "charged": attempt - 1},
+        "restarts": RestartCounts(attempt, counted=attempt - 1).to_json(),
         "failure": None,
         "members": {
             f"worker-{index}": {

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainjob_trainer.contract.environment import SMOKE
+from trainjob_trainer.contract.files import output_folders
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task, of_the_job
 
@@ -49,10 +51,6 @@ def keeps_own_strategy(env: Mapping[str, str]) -> bool:
 
 
 # A smoke test: each replica takes one step of everything.
-
-
-SMOKE = "TRAIN_SMOKE"
-"""Set by `trainjob run --smoke` and `trainjob submit --smoke`, in a job of its own."""
 
 
 def is_smoke(env: Mapping[str, str]) -> bool:
@@ -170,15 +168,14 @@ class Environment:
             _check_folder(variable, env.get(variable, ""))
         own = Path(env.get("TRAINJOB_OUTPUT_DIR") or _own_folder(task, program, output, resume=resume))
         own = own.absolute()
-        root = own.parent if task.is_evaluator else own
-        logs = own / "logs" if task.is_evaluator else root / "logs" / "train"
+        folders = output_folders(str(own.parent if task.is_evaluator else own), task.type)
         return cls(
             name=env.get("TRAINJOB_NAME") or "local",
             uid=env.get("TRAINJOB_UID", ""),
             attempt=_parse_number(env, "TRAINJOB_ATTEMPT", least=1) or 1,
             output_dir=own,
-            checkpoint_dir=Path(env.get("TRAINJOB_CHECKPOINT_DIR") or root / "checkpoints").absolute(),
-            log_dir=Path(env.get("TRAINJOB_LOG_DIR") or logs).absolute(),
+            checkpoint_dir=Path(env.get("TRAINJOB_CHECKPOINT_DIR") or folders.checkpoints).absolute(),
+            log_dir=Path(env.get("TRAINJOB_LOG_DIR") or folders.logs).absolute(),
             generation=Generation.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
             reported_step=_parse_number(env, "TRAINJOB_REPORTED_STEP", least=0),
             reported_checkpoint=_parse_number(env, "TRAINJOB_REPORTED_CHECKPOINT", least=0),

@@ -17,6 +17,7 @@ import tensorflow as tf
 from trainjob_trainer.checkpoint.files import Patience
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
+from trainjob_trainer.contract.files import EVALUATIONS
 from trainjob_trainer.data.batches import TrainingData
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.errors import CheckpointUnreadable, InvalidConfiguration
@@ -187,14 +188,11 @@ class Evaluation:
         return {"step": self.step, "metrics": as_json(self.metrics), "final": self.final}
 
 
-RESULTS = "evaluations.jsonl"
-
-
 class ResultsFile:
     """Results below one folder: TensorBoard scalars, and `evaluations.jsonl` (a step's last line counts)."""
 
     def __init__(self, folder: Path, log_dir: Path, now: Callable[[], float] = time.time) -> None:
-        self._path = folder / RESULTS
+        self._path = folder / EVALUATIONS
         self._summaries = Summaries(log_dir)
         self._now = now
         self._patience = Patience()

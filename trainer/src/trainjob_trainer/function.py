@@ -12,19 +12,17 @@ import json
 import linecache
 import os
 import pickle
-import platform
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
+from trainjob_trainer.contract.files import FUNCTION, FUNCTION_FORMAT, RESULT, python_version
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.reporting.progress import ProgressFile, announce, as_json, notice
 from trainjob_trainer.task import Task
 
-HEADER, PAYLOAD, RESULT = "function.json", "function.pickle", "result.json"
-FORMAT = 1
 LARGEST_RESULT = 1 << 20
 """Characters of a result: larger ones belong into files of the output folder."""
 
@@ -39,21 +37,23 @@ def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
         form, minor, digest = header["format"], header["python"], header["sha256"]
-        payload = path.with_name(PAYLOAD).read_bytes()
+        payload = path.with_name(FUNCTION).read_bytes()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidConfiguration(
             f"{path}: not a packed function: {type(error).__name__}: {error}"
         ) from error
-    if form != FORMAT:
-        raise InvalidConfiguration(f"{path}: packed in format {form}, this version reads {FORMAT}: update it")
-    here = ".".join(platform.python_version_tuple()[:2])
+    if form != FUNCTION_FORMAT:
+        raise InvalidConfiguration(
+            f"{path}: packed in format {form}, this version reads {FUNCTION_FORMAT}: update it"
+        )
+    here = python_version()
     if minor != here:
         raise InvalidConfiguration(
             f"packed by Python {minor}, the image has {here}: choose an image with Python {minor}, "
             f"or submit the job from Python {here}"
         )
     if hashlib.sha256(payload).hexdigest() != digest:
-        raise InvalidConfiguration(f"{path.with_name(PAYLOAD)}: its SHA-256 isn't that of its header")
+        raise InvalidConfiguration(f"{path.with_name(FUNCTION)}: its SHA-256 isn't that of its header")
     # One of the image may be older than what packed the function.
     for name in [each for each in sys.modules if each.split(".")[0] == "cloudpickle"]:
         del sys.modules[name]

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from trainjob_trainer.contract.environment import SETTING
 from trainjob_trainer.contract.exits import ExitCode
 from trainjob_trainer.environment import is_kernel
 from trainjob_trainer.errors import InvalidConfiguration
 
-PREFIX = "TRAIN_"
 """Prefix of environment variables, as in `TRAIN_GLOBAL_BATCH=128`; TRAINJOB_ is the controller's."""
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -197,7 +197,7 @@ def from_environment(name: str, env: Mapping[str, str], otherwise: Any) -> Any:
 
 def variable_of(name: str) -> str:
     """Return the environment variable of a setting."""
-    return PREFIX + name.upper()
+    return SETTING + name.upper()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainjob_trainer.contract.environment import OF_A_JOB, SMOKE
+from trainjob_trainer.contract.replicas import EVALUATOR, ROLES
 from trainjob_trainer.errors import InvalidConfiguration
-
-ROLES = ("chief", "worker", "ps", "evaluator")
 
 
 def of_the_job(env: Mapping[str, str]) -> Mapping[str, str]:
@@ -20,8 +20,7 @@ def of_the_job(env: Mapping[str, str]) -> Mapping[str, str]:
     """
     if env.get("TRAINJOB_PID", str(os.getpid())) == str(os.getpid()):
         return env
-    job = ("TF_CONFIG", "TRAINJOB_", "TRAIN_SMOKE")
-    return {name: value for name, value in env.items() if not name.startswith(job)}
+    return {name: value for name, value in env.items() if not name.startswith((*OF_A_JOB, SMOKE))}
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Task:
         _require(is_number, "TF_CONFIG task.index: must be a number from 0", index)
         # TensorFlow's cluster doesn't have to list the evaluator.
         count = len(cluster.get(role, ()))
-        if cluster and index >= count and (role != "evaluator" or role in cluster):
+        if cluster and index >= count and (role != EVALUATOR or role in cluster):
             raise InvalidConfiguration(
                 f"TF_CONFIG task: {role} {index} is not in the cluster, which lists {count} of that role"
             )
@@ -75,7 +74,7 @@ class Task:
     @property
     def is_evaluator(self) -> bool:
         """Whether this process evaluates checkpoints instead of training."""
-        return self.type == "evaluator"
+        return self.type == EVALUATOR
 
     @property
     def is_writer(self) -> bool:

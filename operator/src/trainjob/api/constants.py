@@ -41,19 +41,4 @@ RESERVED_LABEL_PREFIX = f"{GROUP}/"
 RESERVED_ENV_NAME = "TF_CONFIG"
 RESERVED_ENV_PREFIX = "TRAINJOB_"
 
-TRAINER_PREFIX = "TRAIN_"
-TRAINER_SETTINGS = tuple(
-    f"{TRAINER_PREFIX}{name.upper()}"
-    for name in (
-        "global_batch", "epochs", "steps", "seed", "shuffle", "checkpoint_every", "keep", "export",
-        "base_batch", "warmup_steps", "on_nan", "compare_weights", "compare_data", "monitor", "mode",
-        "patience", "min_delta", "keep_best", "initial_weights", "output", "resume", "resume_data",
-        "gradients", "without", "smoke", "strategy",
-    )
-)  # fmt: skip
-"""The trainer's settings, as variables of the trainer container."""
-
-SMOKE = f"{TRAINER_PREFIX}SMOKE"
-"""`true` in a smoke test: each replica takes one step, and evaluates one batch."""
-
 INT32_MAX = 2**31 - 1

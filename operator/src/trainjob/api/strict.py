@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from trainjob.api.constants import INT32_MAX, TRAINER_CONTAINER, TRAINER_PREFIX, TRAINER_SETTINGS
+from trainjob.api.constants import INT32_MAX, TRAINER_CONTAINER
 from trainjob.api.errors import (
     FieldError,
     InvalidTrainJob,
@@ -30,6 +30,7 @@ from trainjob.api.fields import as_whole_number
 from trainjob.api.parsing import parse
 from trainjob.api.rules.template import ROLES
 from trainjob.api.types import TrainJob, TrainJobSpec
+from trainjob_trainer.contract.environment import SETTING, SETTINGS
 
 Path = tuple[Step, ...]
 
@@ -98,13 +99,13 @@ def _find_errors(raw: Mapping[str, Any], *, needs_image: bool) -> Iterator[Field
 def _check_settings(raw: object, path: Path) -> Iterator[FieldError]:
     for index, variable in objects_at(raw, *path):
         name = variable.get("name")
-        if not isinstance(name, str) or not name.startswith(TRAINER_PREFIX) or name in TRAINER_SETTINGS:
+        if not isinstance(name, str) or not name.startswith(SETTING) or name in SETTINGS:
             continue
         # Any other name, such as TRAIN_DATA, is the script's own.
-        if near := suggestion(name, TRAINER_SETTINGS, prefix=TRAINER_PREFIX, cutoff=0.8):
+        if near := suggestion(name, SETTINGS, prefix=SETTING, cutoff=0.8):
             yield FieldError(
                 format_path((*path, index, "name")),
-                f"{shown(name)} is no setting of the trainer, whose variables begin with {TRAINER_PREFIX}"
+                f"{shown(name)} is no setting of the trainer, whose variables begin with {SETTING}"
                 f"{near} If it is your script's own, set it in the image or the command",
             )
 

@@ -30,9 +30,9 @@ from trainjob.client.presenter import describe_deletion, describe_state
 from trainjob.client.problems import NoJob
 from trainjob.client.runs import LocalJob
 from trainjob.client.view import JobView, Outcome, read_job, why_no_log
-from trainjob.core.names import EVALUATOR, TRAINING_ROLES
 from trainjob.core.pods import Pod
 from trainjob.core.wording import printable
+from trainjob_trainer.contract.replicas import ROLES
 
 if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
@@ -146,7 +146,7 @@ _EXITS = {
 @click.option(
     "-f", "--follow", is_flag=True, help="Print further lines until the job is over, through restarts."
 )
-@click.option("--role", type=click.Choice([*TRAINING_ROLES, EVALUATOR]), help="Only replicas of this role.")
+@click.option("--role", type=click.Choice(ROLES), help="Only replicas of this role.")
 @click.option("--index", type=click.IntRange(0), help="Only replicas with this index.")
 @click.option("-p", "--previous", is_flag=True, help="The pods before, as far as they are left.")
 @click.option("--tail", type=click.IntRange(0), help="Only this many last lines of each replica.")

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainjob_trainer.contract.files import LARGEST_CODE
+
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 LARGEST = 900_000
 """Bytes of a packed archive: a ConfigMap holds 1 MiB, and etcd's request a little more."""
-
-LARGEST_UNPACKED = 50_000_000
-"""Bytes; the agent refuses more (`trainjob_trainer.agent.code`)."""
 
 IGNORE_FILES = (".gitignore", ".trainjobignore")
 """In the order of their rules; the last rule that matches decides."""
@@ -130,7 +129,7 @@ class _Walk:
     def read(self) -> Code:
         """Return the content of all files."""
         sizes = {name: path.stat().st_size for name, path in self._found.items()}
-        if sum(sizes.values()) > LARGEST_UNPACKED:
+        if sum(sizes.values()) > LARGEST_CODE:
             raise UnusableCode(_too_large("the code is larger than 50 MB", sizes))
         code = Code(notes=list(self._notes))
         for name in sorted(self._found):
@@ -272,7 +271,7 @@ def pack(files: Mapping[str, bytes]) -> Packed:
     Raises:
         UnusableCode: they are too large, or a name can't travel.
     """
-    if sum(map(len, files.values())) > LARGEST_UNPACKED:
+    if sum(map(len, files.values())) > LARGEST_CODE:
         sizes = {name: len(content) for name, content in files.items()}
         raise UnusableCode(_too_large("the code is larger than 50 MB", sizes))
     packed = io.BytesIO()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from trainjob.client.presenter import format_count, format_metric, format_rate, time_of_day
 from trainjob.client.view import JobView, ReplicaView
 from trainjob.core.agent_reports import Report
-from trainjob.core.names import EVALUATOR
 from trainjob.core.wording import count_roles, short_duration
+from trainjob_trainer.contract.replicas import EVALUATOR
 
 if TYPE_CHECKING:
     from trainjob.cluster.protocol import PostedEvent

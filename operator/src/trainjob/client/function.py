@@ -11,7 +11,6 @@ import json
 import linecache
 import os
 import pickle
-import platform
 import sys
 import sysconfig
 import zlib
@@ -24,10 +23,15 @@ from typing import Any
 
 import cloudpickle
 
-FOLDER = ".trainjob"
-"""Where the function lies in the code that travels; the name is no package's."""
-FORMAT = 1
-COMMAND = ("python", "-m", "trainjob_trainer.function", f"{FOLDER}/function.json")
+from trainjob_trainer.contract.files import (
+    FUNCTION,
+    FUNCTION_FOLDER,
+    FUNCTION_FORMAT,
+    FUNCTION_HEADER,
+    python_version,
+)
+
+COMMAND = ("python", "-m", "trainjob_trainer.function", f"{FUNCTION_FOLDER}/{FUNCTION_HEADER}")
 
 LARGEST = 4 << 20
 """Bytes of a pickled function before compression."""
@@ -73,8 +77,8 @@ def pack_function(
         payload, files = _pickle(function, arguments, name)
         identity = _identify(function, arguments)
     header = {
-        "format": FORMAT,
-        "python": ".".join(platform.python_version_tuple()[:2]),
+        "format": FUNCTION_FORMAT,
+        "python": python_version(),
         "cloudpickle": cloudpickle.__version__,
         "sha256": hashlib.sha256(payload).hexdigest(),
         "entry": name,
@@ -83,8 +87,8 @@ def pack_function(
         "sources": _sources(files),
     }
     return {
-        f"{FOLDER}/function.json": json.dumps(header, indent=1).encode(),
-        f"{FOLDER}/function.pickle": payload,
+        f"{FUNCTION_FOLDER}/{FUNCTION_HEADER}": json.dumps(header, indent=1).encode(),
+        f"{FUNCTION_FOLDER}/{FUNCTION}": payload,
         **_cloudpickle_files(),
     }
 
@@ -424,4 +428,7 @@ def _search_path(folder: Path, as_files: Collection[Path]) -> list[str]:
 
 def _cloudpickle_files() -> dict[str, bytes]:
     folder = Path(cloudpickle.__file__).parent
-    return {f"{FOLDER}/cloudpickle/{path.name}": path.read_bytes() for path in sorted(folder.glob("*.py"))}
+    return {
+        f"{FUNCTION_FOLDER}/cloudpickle/{path.name}": path.read_bytes()
+        for path in sorted(folder.glob("*.py"))
+    }

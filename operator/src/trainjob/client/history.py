@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from trainjob_trainer.contract.files import EVALUATIONS, HISTORY
+from trainjob_trainer.contract.replicas import EVALUATOR
+
 History = dict[str, dict[int, float]]
 """Values by step, by metric."""
 
@@ -48,7 +51,7 @@ def history_state(output: Path) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-_LINES = {"": "logs/history.jsonl", "val_": "evaluator/evaluations.jsonl"}
+_LINES = {"": HISTORY, "val_": f"{EVALUATOR}/{EVALUATIONS}"}
 """Files with a line for each result, by what comes before the names of its metrics."""
 
 

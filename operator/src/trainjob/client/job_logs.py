@@ -16,8 +16,9 @@ from trainjob.client.problems import describe_problem
 from trainjob.client.view import JobView, read_job, why_no_log
 from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Seen
 from trainjob.cluster.protocol import ClusterError
-from trainjob.core.names import TRAINING_ROLES, Replica, is_training
+from trainjob.core.names import Replica, is_training
 from trainjob.core.pods import Pod, PodState, read_pod
+from trainjob_trainer.contract.replicas import ROLES
 
 if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
@@ -118,7 +119,7 @@ def has_log(pod: Pod) -> bool:
 
 
 def _rank(pod: Pod) -> tuple[int, str, int]:
-    roles = (*TRAINING_ROLES, "evaluator")
+    roles = ROLES
     role = pod.replica.role
     return roles.index(role) if role in roles else len(roles), role, pod.replica.index
 

@@ -40,6 +40,8 @@ from trainjob.core.manifests import READER_CONTAINER, build_output_reader
 from trainjob.core.names import has_own_volumes, root_folder
 from trainjob.core.pods import container_state, event_time, waiting_reason
 from trainjob.core.wording import last_line, printable, quoted
+from trainjob_trainer.contract.files import EVALUATIONS, HISTORY, RESULT
+from trainjob_trainer.contract.replicas import EVALUATOR
 
 if TYPE_CHECKING:
     from trainjob.client.handle import JobHandle
@@ -291,7 +293,7 @@ class Output:
         """Return the metrics over the steps: see `read_history`."""
         if self._folder is not None:
             return read_history(self._folder)
-        paths = ["logs/train", "logs/history.jsonl", "evaluator/evaluations.jsonl"]
+        paths = ["logs/train", HISTORY, f"{EVALUATOR}/{EVALUATIONS}"]
         with tempfile.TemporaryDirectory(prefix="trainjob-") as folder:
             await self._fetch({"paths": paths, "optional": True, "pattern": _EVENTS_AND_LINES}, Path(folder))
             return read_history(Path(folder))
@@ -303,8 +305,8 @@ class Output:
             NoSuchPath: there is no result.
         """
         with tempfile.TemporaryDirectory(prefix="trainjob-") as folder:
-            await self._fetch({"paths": ["result.json"]}, Path(folder))
-            return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
+            await self._fetch({"paths": [RESULT]}, Path(folder))
+            return json.loads((Path(folder) / RESULT).read_text(encoding="utf-8"))
 
     async def update(self, folder: Path) -> Copied:
         """Add to a folder what TensorBoard shows and what isn't in it yet; files grow in place."""

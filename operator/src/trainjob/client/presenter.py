@@ -15,10 +15,10 @@ from trainjob.client.view import RESTARTS, JobView, Outcome, ReplicaView, descri
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition
 from trainjob.core.failure import used
-from trainjob.core.names import EVALUATOR
 from trainjob.core.pods import Pod
 from trainjob.core.stragglers import describe, describe_input
 from trainjob.core.wording import printable, short_duration
+from trainjob_trainer.contract.replicas import EVALUATOR
 
 # Figures.
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainjob.api import API_VERSION, TRAINER_CONTAINER
 from trainjob.api.errors import mapping_at, objects_at
 from trainjob.core.names import FUNCTION
+from trainjob_trainer.contract.environment import OF_A_JOB, SETTING
 
 if TYPE_CHECKING:
     from trainjob.cluster.local import LocalOptions  # needless for a cluster, and slow to import
@@ -217,7 +218,7 @@ def _variables(
 
 def _concealed(name: str, value: object) -> object:
     """Return the value of one of the trainer's settings, and of other variables a digest."""
-    return value if name.startswith("TRAIN_") else _digest(json.dumps(value, sort_keys=True).encode())
+    return value if name.startswith(SETTING) else _digest(json.dumps(value, sort_keys=True).encode())
 
 
 def _digest(content: bytes) -> str:
@@ -271,9 +272,9 @@ def read_local_request(
     own = {
         f"env {name}": _concealed(name, value)
         for name, value in environ.items()
-        if (name.startswith("TRAIN_") or name in code.quoted)
+        if (name.startswith(SETTING) or name in code.quoted)
         and name not in _CHANGE_NOTHING | _OF_A_SHELL
-        and not name.startswith(("TF_CONFIG", "TRAINJOB_"))
+        and not name.startswith(OF_A_JOB)
     }
     files = {**(request.code or {}), **code.digests} if is_whole else None
     return Request(asked={**own, **request.asked}, code=files)

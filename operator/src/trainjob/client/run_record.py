@@ -21,6 +21,7 @@ from trainjob.client.problems import NoJob
 from trainjob.client.request import Request
 from trainjob.client.view import JobView, Outcome, current_step
 from trainjob.cluster.local import has_content, is_taken
+from trainjob_trainer.contract.files import FINAL, output_folders
 
 # Processes: a number is used again, so a process is known by its number and its start.
 
@@ -289,7 +290,6 @@ def _link_of(folder: Path) -> Path:
 # A finished run.
 
 
-_MARKER = Path("checkpoints", "final.json")  # docs/contract.md
 _LARGEST_MARKER = 1 << 20
 
 
@@ -310,7 +310,7 @@ def describe_finished(run: Run, now: datetime) -> str:
 
 def _read_marker(folder: Path) -> Mapping[str, Any] | None:
     """Return the final marker; an empty one if it can't be read, and None if there is none."""
-    path = folder / _MARKER
+    path = Path(output_folders(str(folder), "worker").checkpoints, FINAL)
     try:
         marker = json.loads(path.read_bytes()) if path.stat().st_size <= _LARGEST_MARKER else {}
     except FileNotFoundError:

@@ -24,7 +24,7 @@ from trainjob.client.run_record import Run, forget, read_run_folder
 from trainjob.client.view import JobView
 from trainjob.cluster.local import CannotRunHere, PrivateFolder, remove_folder, remove_stale
 from trainjob.core.agent_reports import read_replica
-from trainjob.core.names import EVALUATOR, TRAINING_ROLES
+from trainjob_trainer.contract.replicas import ROLES
 
 if TYPE_CHECKING:
     from trainjob.client.job_logs import Wanted  # slow to import, as the client of an API server is
@@ -248,7 +248,7 @@ _POLL_SECONDS = 0.2
 
 def log_files(folder: Path, wanted: Wanted | None = None) -> dict[str, Path]:
     """Return the log files of the requested replicas in a run's folder, by replica, in order of roles."""
-    roles = (*TRAINING_ROLES, EVALUATOR)
+    roles = ROLES
     found = {read_replica(path.stem): path for path in files_in(folder / "logs" / "replicas", "*.log")}
     shown = sorted(
         (each for each in found if each is not None and (wanted is None or wanted.takes(each))),

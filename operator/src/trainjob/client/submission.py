@@ -13,7 +13,8 @@ from trainjob.client.request import compare, read_request
 from trainjob.client.view import read_job
 from trainjob.cluster.kube.resources import CONFIG_MAPS, TRAINJOBS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest
-from trainjob.core.names import CODE, job_labels
+from trainjob.core.names import job_labels
+from trainjob_trainer.contract.files import CODE
 
 if TYPE_CHECKING:
     from trainjob.client.code import Packed

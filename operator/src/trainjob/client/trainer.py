@@ -35,6 +35,7 @@ from trainjob.core.script import (
     wants_evaluator,
 )
 from trainjob.core.wording import printable
+from trainjob_trainer.contract.files import FUNCTION_FOLDER, FUNCTION_HEADER
 
 if TYPE_CHECKING:
     from trainjob.client.code import Packed
@@ -392,9 +393,7 @@ def _function_job(job: ScriptJob, files: Mapping[str, bytes], own: str = "") -> 
         files: as they were packed.
         own: digest of the other files that travel with it.
     """
-    from trainjob.client.function import FOLDER  # noqa: PLC0415 - not for scripts
-
-    identity = {**json.loads(files[f"{FOLDER}/function.json"])["identity"], "files": own}
+    identity = {**json.loads(files[f"{FUNCTION_FOLDER}/{FUNCTION_HEADER}"])["identity"], "files": own}
     manifest = build_job(job)
     manifest["metadata"]["annotations"] = {FUNCTION: json.dumps(identity, sort_keys=True)}
     return manifest

@@ -15,9 +15,10 @@ from trainjob.api import API_VERSION, KIND, Evaluation, TrainJobStatus
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import AgentReport, EvaluationResult, Report, merge_notices
 from trainjob.core.conditions import COMPLETE, FAILED, is_true
-from trainjob.core.names import EVALUATOR, Replica
+from trainjob.core.names import Replica
 from trainjob.core.pods import Pod, PodState, read_pod, read_time
 from trainjob.core.script import is_smoke_test
+from trainjob_trainer.contract.replicas import EVALUATOR
 
 if TYPE_CHECKING:
     from trainjob.cluster import Snapshot

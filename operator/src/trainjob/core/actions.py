@@ -15,6 +15,7 @@ from trainjob.core.manifests import build_pod, build_program, build_token_secret
 from trainjob.core.names import LABEL_LIVE, ObjectRef, Replica, pod_name, training_counts, training_replicas
 from trainjob.core.observed import Observed
 from trainjob.core.pods import ENDED_AT_ONCE, Pod
+from trainjob_trainer.contract.targets import Target
 
 # Writes to the job's objects, and events for its user.
 
@@ -266,7 +267,7 @@ def pod_group_actions(observed: Observed, status: TrainJobStatus) -> tuple[Actio
 
 
 def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | None:
-    """Return the agent target for this status, or None if the job's agents get none.
+    """Return the agent target for this status as JSON, or None if the job's agents get none.
 
     Args:
         observed: the job and all that belongs to it.
@@ -275,17 +276,17 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
     if observed.parsed is None or not observed.in_place or not _is_to_train(observed, status):
         return None
     spec = observed.job.spec
-    return {
+    return Target(
         # Not the API server's resourceVersion: each progress write would change the target.
-        "lease": observed.settings.lease,
-        "generation": observed.meta.generation,
-        "world": training_counts(spec),
-        "without": list(status.worker.without) if status.worker else [],
-        "incarnations": _incarnations(observed, status),
-        "maxRestarts": spec.max_restarts,
-        "stallTimeoutSeconds": spec.stall_timeout_seconds,
-        "restarts": restart_counts(observed.attempt - 1, status.restarts),
-    }
+        lease=observed.settings.lease,
+        generation=observed.meta.generation,
+        world=training_counts(spec),
+        without=frozenset(status.worker.without if status.worker else ()),
+        incarnations=_incarnations(observed, status),
+        max_restarts=spec.max_restarts,
+        stall_timeout=spec.stall_timeout_seconds,
+        counts=restart_counts(observed.attempt - 1, status.restarts),
+    ).to_json()
 
 
 def _is_to_train(observed: Observed, status: TrainJobStatus) -> bool:

@@ -21,14 +21,9 @@ from trainjob.api import (
     TrainJobSpec,
 )
 from trainjob.core.agent_reports import restart_counts
-from trainjob.core.names import (
-    CODE,
-    Replica,
-    host,
-    leader,
-    pod_name,
-)
+from trainjob.core.names import Replica, host, leader, pod_name
 from trainjob.core.settings import Bundle
+from trainjob_trainer.contract.files import CODE, TOKEN
 
 # The token that a job's agents and the controller share.
 
@@ -53,7 +48,6 @@ Manifest = dict[str, Any]
 BUNDLE_FOLDER = "/run/trainjob/bundle"
 STATE_FOLDER = "/run/trainjob/state"
 PROGRAM = "trainjob.pyz"
-TOKEN = "token"  # noqa: S105 - the name of a file
 
 CODE_FOLDER = "/run/trainjob/code"
 """Where the agent unpacks the code: the working directory, unless the container names another one."""
@@ -218,6 +212,8 @@ def agent_environment(
 ) -> dict[str, str]:
     """Return the agent's environment variables: its replica, its settings and the restarts so far."""
     grace, code = pod_spec.get("terminationGracePeriodSeconds"), job.spec.code
+    # The agents count this start and later restarts themselves.
+    counts = restart_counts(min(job.status.attempt or 0, incarnation - 1), job.status.restarts)
     place = {
         "replica": replica.name,
         "incarnation": incarnation,
@@ -228,8 +224,7 @@ def agent_environment(
         "stallTimeoutSeconds": job.spec.stall_timeout_seconds,
         "warmStandby": job.spec.warm_standby,
         "graceSeconds": DEFAULT_GRACE_SECONDS if grace is None else grace,
-        # The agents count this start and later restarts themselves.
-        "restarts": restart_counts(min(job.status.attempt or 0, incarnation - 1), job.status.restarts),
+        "restarts": counts.to_json(),
         **({"tokenDigest": token_digest} if token_digest else {}),
         **({"code": {"digest": code.digest, "folder": CODE_FOLDER}} if code else {}),
     }

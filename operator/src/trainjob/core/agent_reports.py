@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
@@ -15,8 +15,9 @@ from pydantic.fields import FieldInfo
 
 from trainjob.api.errors import model_of
 from trainjob.api.status import Restarts
-from trainjob.core.names import EVALUATOR, TRAINING_ROLES, Replica
+from trainjob.core.names import Replica
 from trainjob.core.wording import printable, quoted, reason_word
+from trainjob_trainer.contract.replicas import NAME, ROLES
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.contract.wire import integer
 
@@ -102,15 +103,12 @@ LOG_TAIL = 2048
 
 _MOST_METRICS = 32
 _LONGEST_METRIC = 128
-_MOST_DIGITS = 6
 
 
 def read_replica(name: object) -> Replica | None:
     """Return the replica of a name such as `worker-1`, or None."""
-    role, _, index = str(name).rpartition("-")
-    if role not in (*TRAINING_ROLES, EVALUATOR) or not index.isascii() or not index.isdigit():
-        return None
-    return Replica(role, int(index)) if len(index) <= _MOST_DIGITS else None
+    found = NAME.fullmatch(str(name))
+    return Replica(found[1], int(found[2])) if found else None
 
 
 def _number(value: object) -> float | None:
@@ -146,7 +144,7 @@ def _dump_metrics(metrics: Mapping[str, str]) -> dict[str, float | str]:
 
 
 def _world(value: object) -> dict[str, int]:
-    counts = {role: integer(mapping(value).get(role)) for role in (*TRAINING_ROLES, EVALUATOR)}
+    counts = {role: integer(mapping(value).get(role)) for role in ROLES}
     return {role: n for role, n in counts.items() if n is not None}
 
 
@@ -308,8 +306,8 @@ class ChildFailure(Lenient):
     time: Finite = None
 
 
-def restart_counts(attempt: int, restarts: Restarts) -> dict[str, Any]:
-    """Return the restart counts of a status as JSON for the agents."""
+def restart_counts(attempt: int, restarts: Restarts) -> RestartCounts:
+    """Return the restart counts of a status, for the agents."""
     return RestartCounts(
         attempt,
         counted=restarts.charged,
@@ -317,7 +315,7 @@ def restart_counts(attempt: int, restarts: Restarts) -> dict[str, Any]:
         reset=restarts.refunded,
         since_progress=restarts.since_progress,
         furthest_step=restarts.furthest_step,
-    ).to_json()
+    )
 
 
 class Member(Lenient):
@@ -400,11 +398,6 @@ def project_report(raw: Mapping[str, Any], replicas: Container[str]) -> dict[str
     members = mapping(raw.get("members"))
     kept = {name: keep(Member, mapping(member)) for name, member in members.items() if name in replicas}
     return {**keep(SentReport, raw), **({"members": kept} if "members" in raw else {})}
-
-
-def replica_names(world: Mapping[str, int]) -> Iterator[str]:
-    """Yield the names of all replicas of a world, such as `worker-1`."""
-    return (Replica(role, index).name for role, number in world.items() for index in range(number))
 
 
 class TerminationMessage(SentReport):

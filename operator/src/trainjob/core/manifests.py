@@ -30,7 +30,6 @@ from trainjob.core.agent import (
 from trainjob.core.names import (
     AVOIDED_NODES,
     CONTROLLER_LABELS,
-    EVALUATOR,
     LABEL_JOB,
     LABEL_LIVE,
     LABEL_OUTPUT_READER,
@@ -46,14 +45,16 @@ from trainjob.core.names import (
     is_training,
     job_labels,
     leader,
-    output_folders,
     owner_references,
     pod_labels,
     pod_name,
     replica_counts,
     reported_checkpoint,
+    root_folder,
 )
 from trainjob.core.settings import Bundle, Isolation
+from trainjob_trainer.contract.files import output_folders
+from trainjob_trainer.contract.replicas import EVALUATOR
 
 if TYPE_CHECKING:
     import jinja2
@@ -362,7 +363,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def _environment(job: TrainJob, replica: Replica, attempt: int, container: Manifest) -> dict[str, str]:
-    folders, reported = output_folders(job, replica), reported_checkpoint(job)
+    folders, reported = output_folders(root_folder(job), replica.role), reported_checkpoint(job)
     return {
         "TF_CONFIG": build_tf_config(job, replica),
         "TRAINJOB_NAME": job.metadata.name,
@@ -401,7 +402,7 @@ def _mounts(job: TrainJob, replica: Replica) -> list[Manifest]:
         {"name": VOLUME, "mountPath": output.mount_path, "readOnly": True},
         {
             "name": VOLUME,
-            "mountPath": output_folders(job, replica).own,
+            "mountPath": output_folders(root_folder(job), replica.role).own,
             "subPath": f"{folder_name(job)}/{EVALUATOR}",
         },
     ]

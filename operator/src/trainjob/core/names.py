@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from trainjob.api import GROUP, KIND, PORT, VERSION, TrainJob, TrainJobSpec
+from trainjob_trainer.contract.replicas import EVALUATOR
 
 # References to a TrainJob and to the objects that belong to it.
 
@@ -91,9 +92,6 @@ AVOIDED_NODES = "trainjob.dev/avoided-nodes"
 FUNCTION = "trainjob.dev/function"
 """An annotation of a function's job: its `identity` (docs/contract.md); its package differs each time."""
 
-CODE = "code.zip"
-"""The key of a job's code in its ConfigMap, and its file beside the agent's program."""
-
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 """On a job: the Kueue queue that admits its pods."""
 
@@ -167,12 +165,6 @@ def pod_labels(job: str, replica: Replica, incarnation: int) -> dict[str, str]:
 
 
 # The replicas of a job.
-
-
-TRAINING_ROLES = ("chief", "worker", "ps")
-"""In order of creation; the evaluator comes last and takes no part in training."""
-
-EVALUATOR = "evaluator"
 
 
 def replica_counts(spec: TrainJobSpec) -> dict[str, int]:
@@ -285,7 +277,7 @@ def _read_world(text: str) -> Mapping[str, int] | None:
         read: Any = json.loads(text)
         if _WORLD in read:
             return {role: count for role, count in read[_WORLD].items() if isinstance(count, int)}
-        return {role: len(addresses) for role, addresses in read["cluster"].items() if role != "evaluator"}
+        return {role: len(addresses) for role, addresses in read["cluster"].items() if role != EVALUATOR}
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -294,21 +286,6 @@ def _read_world(text: str) -> Mapping[str, int] | None:
 
 
 VOLUME = "trainjob-output"
-
-
-@dataclass(frozen=True)
-class OutputFolders:
-    """The output folders of one replica.
-
-    Attributes:
-        own: where this replica may write.
-        checkpoints: where the leading replica writes checkpoints and all others read them.
-        logs: where this replica writes its TensorBoard logs.
-    """
-
-    own: str
-    checkpoints: str
-    logs: str
 
 
 def folder_name(job: TrainJob) -> str:
@@ -333,14 +310,6 @@ def reported_checkpoint(job: TrainJob) -> int | None:
         return None
     is_the_pods_own = output.empty_dir is not None or output.ephemeral is not None
     return None if is_the_pods_own else known.checkpoint_step
-
-
-def output_folders(job: TrainJob, replica: Replica) -> OutputFolders:
-    """Return the folders of one replica; the evaluator's own is separate: it can't harm the training."""
-    root = root_folder(job)
-    if replica.role == EVALUATOR:
-        return OutputFolders(f"{root}/{EVALUATOR}", f"{root}/checkpoints", f"{root}/{EVALUATOR}/logs")
-    return OutputFolders(root, f"{root}/checkpoints", f"{root}/logs/train")
 
 
 def has_own_volumes(job: TrainJob) -> bool:

@@ -22,7 +22,6 @@ from trainjob.core.conditions import RUNNING, SUCCESS_CRITERIA_MET, is_true
 from trainjob.core.delays import refusal_delay, time_left
 from trainjob.core.gangs import Gang, read_gang
 from trainjob.core.names import (
-    EVALUATOR,
     QUEUE_NAME,
     JobKey,
     Replica,
@@ -45,6 +44,7 @@ from trainjob.core.workload import (
     read_queue_objects,
     read_workload,
 )
+from trainjob_trainer.contract.replicas import EVALUATOR
 from trainjob_trainer.contract.restarts import RestartCounts
 
 

@@ -18,11 +18,12 @@ from trainjob.core.agent_reports import Member, Report, merge_notices
 from trainjob.core.conditions import RESTARTING, TRAINS_ALONE, is_true, truncated, with_condition
 from trainjob.core.delays import time_left
 from trainjob.core.failure import checkpoint_step, reached_step, restarts_of, with_log
-from trainjob.core.names import EVALUATOR, LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica, leader, root_folder
+from trainjob.core.names import LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica, leader, root_folder
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.stragglers import straggler_fields
 from trainjob.core.wording import short_duration
+from trainjob_trainer.contract.replicas import EVALUATOR
 
 WAITING_FOR_STORAGE = "Waiting for storage"
 """The state while files can't be read or written, or after a failure for that reason."""

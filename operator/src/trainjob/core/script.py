@@ -11,10 +11,10 @@ from pathlib import PurePath
 from typing import Any
 
 from trainjob.api import API_VERSION, KIND, TRAINER_CONTAINER, InvalidTrainJob, read_value
-from trainjob.api.constants import SMOKE
 from trainjob.api.errors import mapping_at, objects_at, shown
 from trainjob.api.types import TrainJobSpec, longest_name
 from trainjob.core.names import QUEUE_NAME
+from trainjob_trainer.contract.environment import SMOKE
 
 # The job's name and its output, from a command line.
 

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trainjob_trainer.contract.files import CODE, LARGEST_CODE
 from trainjob_trainer.errors import InvalidConfiguration, OutputUnwritable
-
-LARGEST = 50_000_000
-"""Bytes of all files together."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class Code:
 
     def _check(self, entries: list[zipfile.ZipInfo]) -> None:
         """Check everything before the first file is written."""
-        if sum(entry.file_size for entry in entries) > LARGEST:
-            raise InvalidConfiguration(f"{self.archive}: holds more than {LARGEST // 1_000_000} MB")
+        if sum(entry.file_size for entry in entries) > LARGEST_CODE:
+            raise InvalidConfiguration(f"{self.archive}: holds more than {LARGEST_CODE // 1_000_000} MB")
         for entry in entries:
             kind = stat.S_IFMT(entry.external_attr >> 16)
             parts = entry.filename.split("/")
@@ -80,4 +78,4 @@ def read_code(value: Any, bundle: Path) -> Code | None:
     """Return the code that TRAINJOB_AGENT names, in the archive in `bundle`; None if it names none."""
     if not isinstance(value, Mapping):
         return None
-    return Code(bundle / "code.zip", str(value.get("digest")), Path(str(value.get("folder"))))
+    return Code(bundle / CODE, str(value.get("digest")), Path(str(value.get("folder"))))

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainjob_trainer.atomic_file import write_atomically
+from trainjob_trainer.contract.files import FINAL
 from trainjob_trainer.errors import Fenced
 
 _CHECKPOINT = re.compile(r"step-(\d{8,})(?:\.[1-9]\d*)?")
@@ -65,10 +66,10 @@ def mark_finished(
     spec = {"spec": env["TRAINJOB_SPEC"]} if env.get("TRAINJOB_SPEC") else {}
     text = json.dumps({**facts, **spec, "jobUid": uid, "time": time.time()})
     if claim.name in names:
-        write_atomically(claim / "final.json", text)
-        (claim / "final.json").replace(folder / "final.json")
+        write_atomically(claim / FINAL, text)
+        (claim / FINAL).replace(folder / FINAL)
     else:
-        write_atomically(folder / "final.json", text)
+        write_atomically(folder / FINAL, text)
 
 
 # In a pod without an agent.

@@ -12,21 +12,12 @@ from typing import Any
 
 from trainjob_trainer.agent.horovod import Ring
 from trainjob_trainer.agent.log import Seldom, log
-from trainjob_trainer.agent.messages import (
-    Event,
-    Lost,
-    MalformedMessage,
-    Send,
-    Target,
-    Tick,
-    read_join,
-    read_member_message,
-    read_target,
-)
+from trainjob_trainer.agent.messages import Event, Lost, Send, Tick, read_join, read_member_message
 from trainjob_trainer.agent.rendezvous import LeaderSettings, is_observer
 from trainjob_trainer.agent.replica_agent import ReplicaAgent
 from trainjob_trainer.agent.wire import Channel, WireError
 from trainjob_trainer.agent.worker_group import MEETING, WorkerGroup, build_fitting_report
+from trainjob_trainer.contract.targets import MalformedMessage, Target
 
 OWN_LINK = 0
 LINGER_SECONDS = 2.0
@@ -173,7 +164,7 @@ class Leader:
 
     def _sync(self, channel: Channel, first: Mapping[str, Any]) -> None:
         try:
-            target = read_target(first.get("order"))
+            target = Target.from_json(first.get("order"))
         except MalformedMessage as error:
             log(f"the controller's order makes no sense: {error}")
         else:

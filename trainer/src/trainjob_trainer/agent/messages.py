@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,8 +9,9 @@ from typing import Any, Union
 
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.contract.replicas import NAME
 from trainjob_trainer.contract.restarts import RestartCounts
-from trainjob_trainer.contract.wire import integer
+from trainjob_trainer.contract.targets import MalformedMessage, Target, read_number, read_seconds
 
 IDLE = "idle"
 RUNNING = "running"
@@ -19,10 +19,6 @@ STOPPING = "stopping"
 FINISHED = "finished"
 QUIET = frozenset([IDLE, FINISHED])
 """No training process of the last start is left."""
-
-TRAINING_ROLES = ("chief", "worker", "ps")
-OBSERVER = "evaluator"
-_REPLICA = re.compile(r"(chief|worker|ps|evaluator)-(0|[1-9][0-9]{0,5})")
 
 
 @dataclass(frozen=True)
@@ -91,37 +87,6 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Target:
-    """The controller's target for the worker group; None for what it leaves open.
-
-    Attributes:
-        world: the number of replicas of each training role.
-        without: replicas among them that are unavailable: training continues without them.
-        incarnations: the newest pod of each replica: older ones are being replaced.
-        max_restarts: the limit of counted restarts.
-        stall_timeout: seconds without progress that are a failure; None for no limit.
-        counts: the job's restarts, as the controller knows them.
-        lease: the transitions of the controllers' Lease when this controller acquired it; 0 without a Lease,
-            and from a version that doesn't send it.
-        generation: the job's `metadata.generation` that it has seen; 0 likewise.
-    """
-
-    world: Mapping[str, int] | None = None
-    without: frozenset[str] = frozenset()
-    incarnations: Mapping[str, int] = field(default_factory=dict)
-    max_restarts: int | None = None
-    stall_timeout: float | None = None
-    counts: RestartCounts = field(default_factory=RestartCounts)
-    lease: int = 0
-    generation: int = 0
-
-    @property
-    def version(self) -> tuple[int, int]:
-        """Return the key that orders targets: the Lease comes first, so a deposed controller's are older."""
-        return self.lease, self.generation
-
-
-@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
@@ -150,11 +115,6 @@ Effect = Union[Send, HangUp]
 def count_roles(replicas: Iterable[str]) -> dict[str, int]:
     """Return the number of these replicas in each role, in their order."""
     return dict(Counter(replica.rpartition("-")[0] for replica in replicas))
-
-
-def replicas_of(world: Mapping[str, int]) -> list[str]:
-    """Return the names of all replicas of a world."""
-    return [f"{role}-{index}" for role, count in world.items() for index in range(count)]
 
 
 def welcome(beat_seconds: float, lost_seconds: float, incarnation: int) -> dict[str, Any]:
@@ -203,10 +163,6 @@ def farewell(pod: str, failure: Failure | None, counts: RestartCounts) -> dict[s
 _CHILD_STATES = frozenset([IDLE, RUNNING, STOPPING, FINISHED])
 
 
-class MalformedMessage(ValueError):
-    """A peer with the token has sent a message that no version of the agent sends."""
-
-
 def read_member_message(link: int, raw: Mapping[str, Any]) -> Event | None:
     """Return a member's event; None for a message type of a later version."""
     kind = raw.get("type")
@@ -216,42 +172,24 @@ def read_member_message(link: int, raw: Mapping[str, Any]) -> Event | None:
         failure = raw.get("failure")
         if not isinstance(failure, Mapping):
             raise MalformedMessage("failed: without a failure")
-        return Failed(link, _integer(raw, "attempt"), Failure.from_json(failure))
+        return Failed(link, read_number(raw, "attempt"), Failure.from_json(failure))
     return Leaving(link) if kind == "leaving" else None
 
 
 def read_join(link: int, raw: Mapping[str, Any]) -> Join:
     """Return a member's first message."""
     replica = _text(raw, "replica")
-    if not _REPLICA.fullmatch(replica):
+    if not NAME.fullmatch(replica):
         raise MalformedMessage(f"join: no replica is called {replica[:40]!r}")
     return Join(
         link,
         replica,
-        _integer(raw, "incarnation"),
+        read_number(raw, "incarnation"),
         _text(raw, "pod"),
         _text(raw, "address"),
         _child(raw),
-        _integer(raw, "attempt"),
+        read_number(raw, "attempt"),
         RestartCounts.from_json(raw.get("restarts")),
-    )
-
-
-def read_target(raw: object) -> Target:
-    """Return the controller's target."""
-    if not isinstance(raw, Mapping):
-        raise MalformedMessage("order: not an object")
-    world, without = _counts(raw, "world"), raw.get("without")
-    without = without if isinstance(without, list) else []
-    return Target(
-        world={role: n for role, n in world.items() if n > 0 and role in TRAINING_ROLES} or None,
-        without=frozenset(one for one in without if isinstance(one, str)),
-        incarnations=_counts(raw, "incarnations"),
-        max_restarts=integer(raw.get("maxRestarts"), 0),
-        stall_timeout=_seconds(raw.get("stallTimeoutSeconds")),
-        counts=RestartCounts.from_json(raw.get("restarts")),
-        lease=_integer({"lease": 0, **raw}, "lease"),
-        generation=_integer({"generation": 0, **raw}, "generation"),
     )
 
 
@@ -260,9 +198,9 @@ def _beat(link: int, raw: Mapping[str, Any]) -> Beat:
     return Beat(
         link,
         _child(raw),
-        _integer(raw, "attempt"),
+        read_number(raw, "attempt"),
         report if isinstance(report, Mapping) else None,
-        _seconds(raw.get("beatAge")),
+        read_seconds(raw.get("beatAge")),
         raw.get("stopped") is True,
     )
 
@@ -279,23 +217,3 @@ def _text(raw: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= 512:
         raise MalformedMessage(f"{key}: not a short text")
     return value
-
-
-def _integer(raw: Mapping[str, Any], key: str) -> int:
-    value = integer(raw.get(key), 0)
-    if value is None:
-        raise MalformedMessage(f"{key}: not a number from 0")
-    return value
-
-
-def _counts(raw: Mapping[str, Any], key: str) -> dict[str, int]:
-    value = raw.get(key, {})
-    if not isinstance(value, Mapping) or any(integer(count, 0) is None for count in value.values()):
-        raise MalformedMessage(f"{key}: not an object of numbers")
-    return dict(value)
-
-
-def _seconds(value: object) -> float | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9:
-        return float(value)
-    return None

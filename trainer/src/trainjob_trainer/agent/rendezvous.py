@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainjob_trainer.agent.messages import (
-    OBSERVER,
     QUIET,
     RUNNING,
     Beat,
@@ -15,16 +14,16 @@ from trainjob_trainer.agent.messages import (
     HangUp,
     Join,
     Send,
-    Target,
     count_roles,
     end,
-    replicas_of,
     start,
     stop,
     welcome,
 )
 from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.contract.replicas import EVALUATOR, replicas_of
 from trainjob_trainer.contract.restarts import EARLY_SECONDS, RestartCounts, restart_delay
+from trainjob_trainer.contract.targets import Target
 from trainjob_trainer.contract.wire import integer
 
 # The present members: one agent for each replica, from the replica's newest pod.
@@ -160,7 +159,7 @@ class Roster:
 
 def is_observer(replica: str) -> bool:
     """Return whether training starts without this replica."""
-    return replica.startswith(f"{OBSERVER}-")
+    return replica.startswith(f"{EVALUATOR}-")
 
 
 # Replicas whose training process restarts alone, while the others continue.
@@ -260,7 +259,7 @@ class Rendezvous:
     def __init__(self, settings: LeaderSettings, stall_timeout: float | None = None) -> None:
         self.settings = settings
         self.roster = Roster()
-        world = {role: len(a) for role, a in settings.cluster.items() if role != OBSERVER and a}
+        world = {role: len(a) for role, a in settings.cluster.items() if role != EVALUATOR and a}
         self.target = Target(world=world, stall_timeout=stall_timeout)
         self.outbox: list[Effect] = []
         self._outside: set[str] = set()
@@ -386,8 +385,8 @@ class Rendezvous:
             named = known.get(role, ())
             is_named = member.replica in alone and int(index) < len(named)
             cluster.setdefault(role, []).append(named[int(index)] if is_named else member.address)
-        if OBSERVER in known:
-            cluster[OBSERVER] = list(known[OBSERVER])
+        if EVALUATOR in known:
+            cluster[EVALUATOR] = list(known[EVALUATOR])
         return {role: addresses for role, addresses in cluster.items() if addresses}
 
     def ready(self, replica: str) -> Member | None:

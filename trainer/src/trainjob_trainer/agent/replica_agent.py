@@ -15,6 +15,7 @@ from trainjob_trainer.agent.horovod import build_variables, find_interface
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
 from trainjob_trainer.agent.settings import Settings, parse_address
+from trainjob_trainer.contract.environment import call_directly
 from trainjob_trainer.contract.exits import ExitCode
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.contract.wire import integer
@@ -180,18 +181,15 @@ class ReplicaAgent:
         self.counts = self.counts.merge(RestartCounts.from_json(message.get("restarts")))
         log(f"attempt {self.attempt} starts")
         self._generation = str(message["epoch"])
-        # TensorFlow's gRPC calls a host through the proxy of `http_proxy` unless it is told not to. It reads
-        # `no_proxy` only where `no_grpc_proxy` isn't set.
-        direct = self.settings.env.get("no_grpc_proxy", self.settings.env.get("no_proxy"))
         addresses = (address for role in message["tfConfig"]["cluster"].values() for address in role)
-        hosts = dict.fromkeys(parse_address(address, "TF_CONFIG").host for address in addresses)
+        hosts = (parse_address(address, "TF_CONFIG").host for address in addresses)
         self.child.start(
             {
                 "TF_CONFIG": json.dumps(message["tfConfig"], separators=(",", ":")),
                 "TRAINJOB_ATTEMPT": str(self.attempt),
                 "TRAINJOB_EPOCH": self._generation,
                 **{variable: str(step) for variable, step in self._reported.items()},
-                "no_grpc_proxy": ",".join(filter(None, (direct, *hosts))),
+                **call_directly(hosts, self.settings.env),
                 **self._horovod(message),
             }
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.agent.code import Code, read_code
+from trainjob_trainer.contract.files import TOKEN
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task
@@ -101,7 +102,7 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
         warm_standby=raw.get("warmStandby") is True,
         grace=_number(raw, "graceSeconds", 30),
         counts=RestartCounts.from_json(raw.get("restarts")),
-        token=_token(bundle / "token", raw.get("tokenDigest")),
+        token=_token(bundle / TOKEN, raw.get("tokenDigest")),
         code=read_code(raw.get("code"), bundle),
         pod_ip=env.get("TRAINJOB_POD_IP", ""),
         state_dir=Path(env.get("TRAINJOB_STATE_DIR") or DEFAULT_STATE_DIR),

@@ -33,7 +33,6 @@ from trainjob_trainer.agent.messages import (
     Leaving,
     Lost,
     Send,
-    Target,
     Tick,
     count_roles,
     farewell,
@@ -41,6 +40,7 @@ from trainjob_trainer.agent.messages import (
 from trainjob_trainer.agent.rendezvous import ABSENT, LeaderSettings, Member, Rendezvous, is_observer
 from trainjob_trainer.contract.exits import EXITS, UNCAUGHT, meaning_of
 from trainjob_trainer.contract.restarts import RestartCounts, furthest
+from trainjob_trainer.contract.targets import Target
 from trainjob_trainer.contract.wire import TAG_BYTES, encode, largest_report
 
 # The first failure: each failure causes others in its peers.

@@ -32,14 +32,13 @@ from trainjob_trainer.checkpoint.snapshot import (
     read_manifest,
     write_bundle,
 )
+from trainjob_trainer.contract.files import FINAL
 from trainjob_trainer.errors import CheckpointUnreadable, OutputTaken, StorageUnavailable
 
 # Small files beside the checkpoints: whose they are, that the training has ended, that its job has finished.
 
 ENDED = "ended.json"
 """Written by the trainer once the call that trains into this folder has returned: its result's checkpoint."""
-FINAL = "final.json"
-"""Written once the writer's process has exited with 0, by what had started it (`agent/ending.py`)."""
 TRAINING = "training.json"
 """Written by the trainer before the first checkpoint: which call of the script trains into this folder."""
 LARGEST = 1 << 20

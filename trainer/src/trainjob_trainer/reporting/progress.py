@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
+from trainjob_trainer.contract.files import HISTORY
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.task import of_the_job
 
@@ -246,7 +247,7 @@ def add_to_history(environment: Environment, step: int, metrics: Mapping[str, An
         metrics: by name, the loss as `loss`.
     """
     line = {"step": step, "metrics": as_json(metrics)}
-    path = environment.output_dir / "logs" / "history.jsonl"
+    path = environment.output_dir / HISTORY
     with contextlib.suppress(OSError):
         environment.checkpoint_dir.stat()
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainjob.api import ObjectMeta
-from trainjob.core.agent import PROGRAM, TOKEN, AgentSource, agent_source
+from trainjob.core.agent import PROGRAM, AgentSource, agent_source
 from trainjob.core.settings import Bundle
 from trainjob_trainer import contract
+from trainjob_trainer.contract.files import TOKEN
 
 PACKAGE = Path(contract.__file__).absolute().parents[1]
 """The folder of the installed trainer."""

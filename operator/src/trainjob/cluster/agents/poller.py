@@ -17,23 +17,16 @@ from trainjob.cluster.agents.wire import AgentRefused, AgentUnreachable, sync
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.protocol import Manifest, happens_within
 from trainjob.core.agent import job_token
-from trainjob.core.agent_reports import project_report, replica_names
-from trainjob.core.names import (
-    EVALUATOR,
-    LABEL_INDEX,
-    LABEL_LIVE,
-    LABEL_ROLE,
-    TRAINING_ROLES,
-    JobKey,
-    Replica,
-)
+from trainjob.core.agent_reports import project_report
+from trainjob.core.names import LABEL_INDEX, LABEL_LIVE, LABEL_ROLE, JobKey, Replica
 from trainjob.core.pods import container_state, read_replica_labels
+from trainjob_trainer.contract.replicas import ROLES, replicas_of
 from trainjob_trainer.contract.wire import largest_report
 
 # The running agents of a job, and which one leads.
 
 
-_ROLES = (*TRAINING_ROLES, EVALUATOR)
+_ROLES = ROLES
 """The order in which the other agents are witnesses when the leading agent doesn't answer."""
 
 
@@ -390,7 +383,7 @@ class AgentPoller:
         agents = find_agents(pods, world, self._polling.address_of)
         labels = (pod["metadata"].get("labels") or {} for pod in pods)
         known = (f"{each.get(LABEL_ROLE)}-{each.get(LABEL_INDEX)}" for each in labels)
-        replicas = frozenset((*replica_names(world), *known))
+        replicas = frozenset((*replicas_of(world), *known))
         return agents, replicas, largest_report(len(replicas), len(pods))
 
     async def _call(

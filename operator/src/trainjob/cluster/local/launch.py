@@ -18,6 +18,7 @@ from trainjob.cluster.local.machine import (
 )
 from trainjob.core.agent import DEFAULT_GRACE_SECONDS
 from trainjob.core.manifests import TERMINATION_LOG, count_gpus
+from trainjob_trainer.contract.environment import OF_A_JOB, call_directly
 
 # Addresses and paths of mounted volumes, rewritten for this machine.
 
@@ -185,8 +186,6 @@ def _notes_on_env_from(container: Mapping[str, Any]) -> Iterator[str]:
 # A year: clocks and timers don't accept every number that a file can hold.
 _LONGEST_GRACE_SECONDS = 366 * 24 * 3600
 
-_OF_AN_OUTER_JOB = ("TF_CONFIG", "TRAINJOB_")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -337,7 +336,7 @@ def _resolve(
 
 
 def _environment(own: Mapping[str, str], machine: Machine, gpus: Mapping[str, str]) -> dict[str, str]:
-    env = {name: value for name, value in machine.environ.items() if not name.startswith(_OF_AN_OUTER_JOB)}
+    env = {name: value for name, value in machine.environ.items() if not name.startswith(OF_A_JOB)}
     env.setdefault("PYTHONUNBUFFERED", "1")
     env |= gpus
     env |= own
@@ -347,11 +346,10 @@ def _environment(own: Mapping[str, str], machine: Machine, gpus: Mapping[str, st
 
 def _with_help(env: Mapping[str, str], machine: Machine, progress: Path) -> dict[str, str]:
     """Add the variables that an agent would set for its training process."""
-    direct = env.get("no_grpc_proxy", env.get("no_proxy"))
     return {
         **env,
         "TRAINJOB_PROGRESS_FILE": str(progress),
-        "no_grpc_proxy": f"{direct},{LOOPBACK}" if direct else LOOPBACK,
+        **call_directly([LOOPBACK], env),
         "PYTHONPATH": _joined(machine.bootstrap, env.get("PYTHONPATH")),
     }
 

@@ -23,9 +23,9 @@ from trainjob.cluster.local.machine import (
 )
 from trainjob.cluster.local.output import OutputLock, check_writable
 from trainjob.cluster.protocol import Manifest
-from trainjob.core.agent import TOKEN
 from trainjob.core.manifests import count_gpus
 from trainjob.core.names import LABEL_INDEX, LABEL_ROLE
+from trainjob_trainer.contract.files import TOKEN
 
 # Folders of one process, which the next run removes if that process was killed.
 

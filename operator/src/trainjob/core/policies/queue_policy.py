@@ -16,7 +16,7 @@ from trainjob.core.actions import Action, Create, Delete, Event, Patch, Plan, st
 from trainjob.core.conditions import COMPLETE, QUEUED, RUNNING, SUCCESS_CRITERIA_MET, is_finished, is_true
 from trainjob.core.delays import RECHECK
 from trainjob.core.failure import describe_resume
-from trainjob.core.names import EVALUATOR, ObjectRef, replica_counts
+from trainjob.core.names import ObjectRef, replica_counts
 from trainjob.core.observed import Observed, Refusal
 from trainjob.core.policies.lifecycle import suspended
 from trainjob.core.wording import quoted, reason_word
@@ -36,6 +36,7 @@ from trainjob.core.workload import (
     build_priority,
     build_workload,
 )
+from trainjob_trainer.contract.replicas import EVALUATOR
 
 # The policy: whether the job may have pods.
 

@@ -11,12 +11,13 @@ from trainjob.core.actions import Action, CreatePod, Event, Plan, create_agent_o
 from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
 from trainjob.core.delays import RECHECK, soonest, start_delay, time_left
 from trainjob.core.failure import awaited_pods, describe_pod, end_due, is_unreachable, lost_nodes
-from trainjob.core.names import EVALUATOR, LABEL_RESTORED, Replica, finishing_roles, leader, root_folder
+from trainjob.core.names import LABEL_RESTORED, Replica, finishing_roles, leader, root_folder
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState, slow_start_left
 from trainjob.core.policies.startup_policy import describe_slow, describe_waiting
 from trainjob.core.wording import quoted
 from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.contract.replicas import EVALUATOR
 from trainjob_trainer.contract.restarts import restart_delay
 
 # The evaluator: a failure restarts it alone.

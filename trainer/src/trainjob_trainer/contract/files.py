@@ -1,0 +1,67 @@
+"""Files that both halves use: in a job's output, beside the agent's program, and in the job's code."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+from trainjob_trainer.contract.replicas import EVALUATOR
+
+# In the job's output folder.
+
+
+@dataclass(frozen=True)
+class OutputFolders:
+    """The output folders of one replica.
+
+    Attributes:
+        own: where this replica may write.
+        checkpoints: where the leading replica writes checkpoints and all others read them.
+        logs: where this replica writes its TensorBoard logs.
+    """
+
+    own: str
+    checkpoints: str
+    logs: str
+
+
+def output_folders(root: str, role: str) -> OutputFolders:
+    """Return the folders of a replica below the job's; the evaluator's own can't harm the training."""
+    if role == EVALUATOR:
+        return OutputFolders(f"{root}/{EVALUATOR}", f"{root}/checkpoints", f"{root}/{EVALUATOR}/logs")
+    return OutputFolders(root, f"{root}/checkpoints", f"{root}/logs/train")
+
+
+FINAL = "final.json"
+"""Among the checkpoints, once the writer's process has exited with 0: what had started it writes it."""
+
+HISTORY = "logs/history.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+"""In the evaluator's folder."""
+
+RESULT = "result.json"
+"""What a function has returned."""
+
+# Beside the agent's program.
+
+
+TOKEN = "token"  # noqa: S105 - the name of a file
+CODE = "code.zip"
+"""The job's code; also its key in the ConfigMap."""
+
+LARGEST_CODE = 50_000_000
+"""Bytes of all files of the code together."""
+
+# In the code of a job that runs a function.
+
+
+FUNCTION_FORMAT = 1
+FUNCTION_FOLDER = ".trainjob"
+"""Where the function lies; the name is no package's."""
+
+FUNCTION_HEADER, FUNCTION = "function.json", "function.pickle"
+
+
+def python_version() -> str:
+    """Return this Python's version, such as `3.11`: another one can't load the function."""
+    return ".".join(platform.python_version_tuple()[:2])
