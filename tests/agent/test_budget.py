@@ -8,8 +8,8 @@ import pytest
 
 from support.agents.tracebacks import MISTAKES, OTHERS, TYPE_ERROR, show
 from trainjob_trainer.agent.budget import Budget
-from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.contract.exits import ExitCode, meaning_of
+from trainjob_trainer.contract.reports import Failure
 from trainjob_trainer.contract.restarts import RestartCounts
 
 

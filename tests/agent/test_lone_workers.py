@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.agents.worker_group import SimulatedAgent, Simulation
-from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.messages import Beat
 from trainjob_trainer.agent.rendezvous import lone_replicas
+from trainjob_trainer.contract.reports import Failure
 
 
 def coordinated(**settings: Any) -> Simulation:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from support.agents.tracebacks import show
 from support.agents.worker_group import Simulation
 from trainjob_trainer.agent.child import ChildExit
-from trainjob_trainer.agent.failure import Failure, describe_exit
+from trainjob_trainer.agent.failure import describe_exit
 from trainjob_trainer.agent.messages import Beat, Failed, Leaving, read_join, read_member_message
 from trainjob_trainer.agent.replica_agent import readable_report
 from trainjob_trainer.contract.exits import EXITS, ExitCode, meaning_of
+from trainjob_trainer.contract.reports import Failure
 from trainjob_trainer.contract.targets import MalformedMessage, Target
 
 JSON = st.recursive(

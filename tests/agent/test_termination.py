@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer.agent.failure import Failure
-from trainjob_trainer.agent.termination import MAX_CHARACTERS, termination_message, write_termination
+from trainjob_trainer.agent.termination import termination_message, write_termination
+from trainjob_trainer.contract.reports import LARGEST_TERMINATION_MESSAGE, Failure
 from trainjob_trainer.contract.restarts import RestartCounts
 
 FAILURE = Failure("worker-1", "p", 1, 3, "Crashed", 1, message="boom", log_tail="a\nboom\n")
@@ -21,7 +21,7 @@ REPORT = {"state": "failed", "step": 7, "metrics": {"accuracy": 0.5}, "time": 1.
 def message_of(failure: Failure | None, report: Any = REPORT) -> dict[str, Any]:
     text = termination_message(failure, COUNTS, report, gave_up=True)
     assert text.isascii()
-    assert len(text) <= MAX_CHARACTERS
+    assert len(text) <= LARGEST_TERMINATION_MESSAGE
     message: dict[str, Any] = json.loads(text)
     return message
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.agents.worker_group import LEADER, SimulatedAgent, Simulation
-from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING, Lost, Send
+from trainjob_trainer.agent.messages import QUIET, Lost, Send
+from trainjob_trainer.contract.reports import FINISHED, IDLE, RUNNING, STOPPING
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.contract.targets import Target
 

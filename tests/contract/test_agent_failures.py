@@ -11,8 +11,8 @@ from trainjob.core.agent_reports import AgentReport, read_termination_message
 from trainjob.core.pods import read_json
 from trainjob.core.stragglers import SUSPECT_REASON, named_replicas
 from trainjob_trainer import WeightsDiverged
-from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.termination import write_termination
+from trainjob_trainer.contract.reports import Failure
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.distribution.divergence import Apart, describe
 
@@ -50,7 +50,7 @@ FAILURE = Failure(
 def test_a_failure_is_read_as_it_was_written() -> None:
     ours = AgentReport.model_validate({"failure": FAILURE.to_json()}).failure
     assert ours is not None
-    assert ours.replica.name == FAILURE.replica
+    assert ours.replica == FAILURE.replica
     for name in (
         "pod",
         "reason",
@@ -80,7 +80,7 @@ def test_a_termination_message_is_read_as_it_was_written(log: str, tmp_path: Pat
     assert message is not None
     assert message.gave_up
     assert message.failure is not None
-    assert (message.failure.replica.name, message.failure.exit_code, message.failure.step) == (
+    assert (message.failure.replica, message.failure.exit_code, message.failure.step) == (
         "worker-1",
         137,
         40,

@@ -12,13 +12,13 @@ from support.agents.worker_group import Simulation
 from trainjob.api import TrainJobStatus
 from trainjob.core.agent_reports import AgentReport, merge_notices, project_report
 from trainjob.core.conditions import truncated
-from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.messages import Join
 from trainjob_trainer.agent.replica_agent import readable_report
 from trainjob_trainer.agent.worker_group import build_fitting_report, build_report
 from trainjob_trainer.contract import wire
+from trainjob_trainer.contract.reports import LONGEST_NOTICE, MOST_NOTICES, Failure
 from trainjob_trainer.contract.restarts import RestartCounts
-from trainjob_trainer.reporting.progress import LONGEST_NOTICE, MOST_NOTICES, Progress
+from trainjob_trainer.reporting.progress import Progress
 
 PROGRESS = Progress(
     state="training",

@@ -7,25 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainjob_trainer.agent.failure import Failure
-from trainjob_trainer.agent.messages import (
-    FINISHED,
-    IDLE,
-    QUIET,
-    RUNNING,
-    STOPPING,
-    Beat,
-    Event,
-    Failed,
-    Join,
-    Leaving,
-    Lost,
-    Send,
-    Tick,
-)
+from trainjob_trainer.agent.messages import QUIET, Beat, Event, Failed, Join, Leaving, Lost, Send, Tick
 from trainjob_trainer.agent.rendezvous import LeaderSettings
 from trainjob_trainer.agent.worker_group import WorkerGroup
 from trainjob_trainer.contract.exits import meaning_of
+from trainjob_trainer.contract.reports import FINISHED, IDLE, RUNNING, STOPPING, Failure
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.contract.targets import Target
 

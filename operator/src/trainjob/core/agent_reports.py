@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from trainjob.api.status import Restarts
 from trainjob.core.names import Replica
 from trainjob.core.wording import printable, quoted, reason_word
 from trainjob_trainer.contract.replicas import NAME, ROLES
+from trainjob_trainer.contract.reports import ABSENT, LONGEST_MESSAGE, LONGEST_NOTICE, MOST_NOTICES, Failure
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.contract.wire import integer
 
@@ -46,11 +47,6 @@ def text(value: object, longest: int = LONGEST_NAME) -> str:
     if len(value) <= longest and value.isprintable():
         return value
     return printable(" ".join(value[: 4 * longest].splitlines()).replace("\t", " "))[:longest]
-
-
-def tail(value: object, longest: int) -> str:
-    """Return the end of a log, without terminal control sequences; line breaks stay."""
-    return printable(value[-4 * longest :])[-longest:] if isinstance(value, str) else ""
 
 
 def known(raw: Mapping[str, Any], readers: Mapping[str, Callable[[Any], object]]) -> dict[str, Any]:
@@ -95,11 +91,6 @@ def _keeper(field: FieldInfo) -> Callable[[Any], object]:
 
 # Types of fields: the value that Python reads, and the one that is kept if it differs.
 
-
-MOST_NOTICES, _LONGEST_NOTICE = 8, 300
-
-LOG_TAIL = 2048
-"""Characters that are kept of the end of a log; agents send the same number."""
 
 _MOST_METRICS = 32
 _LONGEST_METRIC = 128
@@ -154,7 +145,7 @@ def merge_notices(*sources: Iterable[str]) -> tuple[str, ...]:
 
 
 def _notices(value: object) -> list[str]:
-    lines = (text(line, _LONGEST_NOTICE) for line in (value if isinstance(value, list) else ()))
+    lines = (text(line, LONGEST_NOTICE) for line in (value if isinstance(value, list) else ()))
     return list(merge_notices(filter(None, lines)))
 
 
@@ -263,47 +254,24 @@ class Report(Lenient):
 # and lengths before they are kept, and their texts are cleaned of terminal control sequences.
 
 
-MEETING = "meeting"
-REPLICA_RUNNING = "running"
-STOPPING = "stopping"
-
-IDLE = "idle"
-LOST = "lost"
-ABSENT = "absent"
-
-
-class ChildFailure(Lenient):
-    """The failure of a training process, as its agent reports it.
-
-    Attributes:
-        reason: a name from the table of exit codes, `OutOfMemory` or `Stalled`.
-        exit_code: 128+n for death by signal n; None if the process was stopped because it stalled.
-        message: one line.
-        checkpoint_step: that of the newest checkpoint that was reported before it, or None.
-        counted: the restart counts against `maxRestarts`.
-        permanent: its agent reports that a restart can't help.
-        repeated: the same failure has come several times in a row, and the agents have given up.
-        alone: only this process restarts, while the others continue training.
-    """
-
-    replica: Annotated[Replica, PlainValidator(read_replica), Kept(text)]
-    pod: Text = ""
-    incarnation: Int = None
-    attempt: Int = None
-    reason: Annotated[str, PlainValidator(lambda value: reason_word(value, "Crashed"))] = "Crashed"
-    exit_code: Int = None
-    signal: Int = None
-    message: Annotated[str, PlainValidator(lambda value: text(value, 500))] = ""
-    log_tail: Annotated[str, PlainValidator(lambda value: tail(value, LOG_TAIL))] = ""
-    step: Int = None
-    checkpoint_step: Int = None
-    counted: Annotated[bool, PlainValidator(lambda value: value is not False), _BOOL] = Field(
-        True, alias="charged"
+def read_failure(value: object) -> Failure | None:
+    """Return the failure that an agent reports, with printable texts; None if it names no replica."""
+    raw = mapping(value)
+    if read_replica(raw.get("replica")) is None:
+        return None
+    failure = Failure.from_json(raw)
+    return replace(
+        failure,
+        pod=text(failure.pod),
+        reason=reason_word(failure.reason, "Crashed"),
+        message=text(failure.message, LONGEST_MESSAGE),
+        log_tail=printable(failure.log_tail),
     )
-    permanent: Annotated[Flag, _BOOL] = False
-    repeated: Annotated[Flag, _BOOL] = False
-    alone: Annotated[Flag, _BOOL] = False
-    time: Finite = None
+
+
+def _kept_failure(value: object) -> dict[str, Any] | None:
+    failure = read_failure(value)
+    return failure.to_json() if failure is not None else None
 
 
 def restart_counts(attempt: int, restarts: Restarts) -> RestartCounts:
@@ -358,7 +326,7 @@ class SentReport(Lenient):
     stopped: Annotated[Flag, _BOOL] = False
     report: Annotated[Report | None, _OBJECT] = None
     world: Annotated[Mapping[str, int], PlainValidator(_world)] = Field(default_factory=dict)
-    failure: Annotated[ChildFailure | None, _if_readable("replica", read_replica)] = None
+    failure: Annotated[Failure | None, PlainValidator(read_failure), Kept(_kept_failure)] = None
     restart_counts: Annotated[
         RestartCounts,
         PlainValidator(RestartCounts.from_json),

@@ -10,20 +10,14 @@ from functools import reduce
 
 from trainjob.api import FirstFailure, Restarts
 from trainjob.core.agent import python_hint
-from trainjob.core.agent_reports import (
-    ABSENT,
-    LOG_TAIL,
-    LOST,
-    REPLICA_RUNNING,
-    ChildFailure,
-    tail,
-)
+from trainjob.core.agent_reports import read_replica
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.delays import soonest, time_left
 from trainjob.core.names import Replica, is_training, leader
 from trainjob.core.observed import Observed
 from trainjob.core.pods import DEADLINE_EXCEEDED, START_ERROR, UNKNOWN_END, Pod, PodState, start_error
-from trainjob.core.wording import last_line, quoted, reason_word
+from trainjob.core.wording import last_line, printable, quoted, reason_word
+from trainjob_trainer.contract import reports
 from trainjob_trainer.contract.exits import ExitCode, Raised, find_exception, is_mistake, meaning_of
 from trainjob_trainer.contract.restarts import EARLY_SECONDS, RestartCounts, likeness
 
@@ -76,7 +70,7 @@ def trains_on(observed: Observed) -> bool:
 
 def _is_coordinated(observed: Observed) -> bool:
     report = observed.agent_report
-    has_begun = report is not None and report.phase == REPLICA_RUNNING and observed.is_current(report)
+    has_begun = report is not None and report.phase == reports.RUNNING and observed.is_current(report)
     return observed.job.spec.ps is not None and has_begun
 
 
@@ -88,8 +82,6 @@ UNREACHABLE = timedelta(seconds=10)
 
 OVERDUE = timedelta(seconds=10)
 """How late after its grace period the end of a pod may be reported; after that its node is unreachable."""
-
-_CUT_OFF = "Unreachable"
 
 _INIT_FAILED = "InitContainerFailed"
 
@@ -233,7 +225,7 @@ def time_to_end(pod: Pod, now: datetime) -> timedelta:
 def _replaced_as_unreachable(observed: Observed) -> Pod | None:
     """Return the pod whose loss made the latest restart, while its end isn't reported."""
     first = observed.status.first_failure
-    if first is None or first.reason != _CUT_OFF:
+    if first is None or first.reason != reports.UNREACHABLE:
         return None
     return next((p for p in observed.stale_pods if p.name == first.pod and not p.ended), None)
 
@@ -254,8 +246,8 @@ def is_unreachable(observed: Observed, pod: Pod, now: datetime) -> bool:
     if member is None or report.unreachable > longest or member.seconds <= longest:
         return False
     lost = _replaced_as_unreachable(observed)
-    never_joined = lost is not None and pod.node == lost.node and member.state == ABSENT
-    return never_joined or (member.pod, member.state) == (pod.name, LOST)
+    never_joined = lost is not None and pod.node == lost.node and member.state == reports.ABSENT
+    return never_joined or (member.pod, member.state) == (pod.name, reports.LOST)
 
 
 def _lost_a_peer(pod: Pod) -> bool:
@@ -297,11 +289,12 @@ def describe_pod(observed: Observed, pod: Pod) -> Failure:
     )
 
 
-def describe_child(observed: Observed, child: ChildFailure, *, given_up: bool = False) -> Failure:
+def describe_child(observed: Observed, child: reports.Failure, *, given_up: bool = False) -> Failure:
     """Return a training process's failure as its agent has reported it."""
-    cause = _cause_of_child(child)
+    cause, replica = _cause_of_child(child), read_replica(child.replica)
+    assert replica is not None  # noqa: S101 - no other failure is kept
     return Failure(
-        child.replica,
+        replica,
         next((p for p in observed.pods if p.name == child.pod), None),
         replace(cause, permanent=cause.permanent or child.permanent),
         step=child.step,
@@ -336,7 +329,7 @@ def _cause(observed: Observed, pod: Pod) -> Cause:
         text = f"failed in its init container {init.name} ({init.text})"
         return Cause(_INIT_FAILED, text, counted=init.reason != UNKNOWN_END)
     if code is None and pod.state is PodState.RUNNING:
-        return Cause(_CUT_OFF, "can't be reached by the others", counted=False)
+        return Cause(reports.UNREACHABLE, "can't be reached by the others", counted=False)
     if code is None:
         why = f"{pod.reason}: {last_line(pod.message)}" if pod.message and pod.reason else pod.reason
         why = quoted(why) or last_line(pod.message) or "the cluster doesn't say why"
@@ -351,11 +344,11 @@ def _cause(observed: Observed, pod: Pod) -> Cause:
     return _cause_of_code(code, detail)
 
 
-def _cause_of_child(child: ChildFailure) -> Cause:
-    if child.reason == "OutOfMemory":
+def _cause_of_child(child: reports.Failure) -> Cause:
+    if child.reason == reports.OUT_OF_MEMORY:
         return _out_of_memory(child.exit_code or 128 + signal.SIGKILL)
     message = last_line(child.message)
-    if child.reason == "Stalled":
+    if child.reason == reports.STALLED:
         return Cause(child.reason, f"stalled ({message or 'no progress'})", counted=child.counted)
     if child.exit_code is None:
         return Cause(child.reason, message or "left the training", counted=child.counted)
@@ -363,7 +356,7 @@ def _cause_of_child(child: ChildFailure) -> Cause:
 
 
 def _out_of_memory(code: int) -> Cause:
-    return Cause("OutOfMemory", f"ran out of memory (OOMKilled, {code})")
+    return Cause(reports.OUT_OF_MEMORY, f"ran out of memory (OOMKilled, {code})")
 
 
 def _cause_of_code(code: int, detail: str) -> Cause:
@@ -403,7 +396,7 @@ def to_status(failure: Failure, message: str) -> FirstFailure:
         reason=failure.reason,
         exit_code=failure.exit_code,
         step=failure.step,
-        log_tail=tail(failure.log, LOG_TAIL),
+        log_tail=_log_tail(failure.log),
         message=message,
     )
 
@@ -416,11 +409,15 @@ def with_log(first: FirstFailure, observed: Observed) -> FirstFailure:
     failures = [p.termination.failure for p in observed.pods if p.termination is not None]
     failures += [observed.agent_report.failure] if observed.agent_report is not None else []
     logs = (child.log_tail for child in failures if child is not None and _is_same(first, child))
-    return first.model_copy(update={"log_tail": tail(next(filter(None, logs), ""), LOG_TAIL)})
+    return first.model_copy(update={"log_tail": _log_tail(next(filter(None, logs), ""))})
 
 
-def _is_same(first: FirstFailure, child: ChildFailure) -> bool:
-    same_replica = (first.pod, first.rank) == (child.pod, child.replica.name)
+def _log_tail(log: str) -> str:
+    return printable(log[-4 * reports.LONGEST_LOG_TAIL :])[-reports.LONGEST_LOG_TAIL :]
+
+
+def _is_same(first: FirstFailure, child: reports.Failure) -> bool:
+    same_replica = (first.pod, first.rank) == (child.pod, child.replica)
     return same_replica and (first.reason, first.step) == (child.reason, child.step)
 
 

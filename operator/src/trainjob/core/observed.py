@@ -17,7 +17,7 @@ from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, Trai
 from trainjob.api.errors import value_at
 from trainjob.api.rules.spec import MUTABLE_IN_SPEC, MUTABLE_IN_WORKER
 from trainjob.core.agent import AgentSource, agent_source, has_agent
-from trainjob.core.agent_reports import MEETING, STOPPING, AgentReport, Member, Report
+from trainjob.core.agent_reports import AgentReport, Member, Report
 from trainjob.core.conditions import RUNNING, SUCCESS_CRITERIA_MET, is_true
 from trainjob.core.delays import refusal_delay, time_left
 from trainjob.core.gangs import Gang, read_gang
@@ -45,6 +45,7 @@ from trainjob.core.workload import (
     read_workload,
 )
 from trainjob_trainer.contract.replicas import EVALUATOR
+from trainjob_trainer.contract.reports import MEETING, STOPPING
 from trainjob_trainer.contract.restarts import RestartCounts
 
 

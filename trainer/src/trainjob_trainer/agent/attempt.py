@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainjob_trainer.agent.budget import Budget, Verdict
-from trainjob_trainer.agent.failure import PREEMPTED, STALLED, UNREACHABLE, Failure
-from trainjob_trainer.agent.messages import FINISHED, IDLE, count_roles
+from trainjob_trainer.agent.messages import count_roles
 from trainjob_trainer.agent.rendezvous import LoneReplicas, Member, Rendezvous, Roster
 from trainjob_trainer.agent.stall import Rank, StallWatch, blame
 from trainjob_trainer.contract.exits import EXITS, ExitCode
+from trainjob_trainer.contract.reports import FINISHED, IDLE, PREEMPTED, STALLED, UNREACHABLE, Failure
 from trainjob_trainer.contract.restarts import furthest
 
 FIRST_FAILURE_SECONDS = 0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.contract.exits import is_mistake
+from trainjob_trainer.contract.reports import Failure
 from trainjob_trainer.contract.restarts import (
     EARLY_SECONDS,
     MOST_ALIKE,

@@ -16,7 +16,8 @@ from trainjob_trainer.agent.messages import Event, Lost, Send, Tick, read_join, 
 from trainjob_trainer.agent.rendezvous import LeaderSettings, is_observer
 from trainjob_trainer.agent.replica_agent import ReplicaAgent
 from trainjob_trainer.agent.wire import Channel, WireError
-from trainjob_trainer.agent.worker_group import MEETING, WorkerGroup, build_fitting_report
+from trainjob_trainer.agent.worker_group import WorkerGroup, build_fitting_report
+from trainjob_trainer.contract.reports import MEETING
 from trainjob_trainer.contract.targets import MalformedMessage, Target
 
 OWN_LINK = 0

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainjob_trainer.agent.child import Child
-from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.leader import Leader
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.replica_agent import Departure, ReplicaAgent
@@ -24,6 +23,7 @@ from trainjob_trainer.agent.settings import Settings, read_settings
 from trainjob_trainer.agent.termination import write_termination
 from trainjob_trainer.agent.wire import FRAME_SECONDS, Channel, Listener, WireError, connect
 from trainjob_trainer.contract.exits import meaning_of
+from trainjob_trainer.contract.reports import Failure
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.errors import TrainerError
 

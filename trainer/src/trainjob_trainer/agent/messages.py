@@ -7,16 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.contract.exits import ExitCode
 from trainjob_trainer.contract.replicas import NAME
+from trainjob_trainer.contract.reports import FAILED, FINISHED, IDLE, RUNNING, STOPPING, Failure
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.contract.targets import MalformedMessage, Target, read_number, read_seconds
 
-IDLE = "idle"
-RUNNING = "running"
-STOPPING = "stopping"
-FINISHED = "finished"
 QUIET = frozenset([IDLE, FINISHED])
 """No training process of the last start is left."""
 
@@ -154,7 +150,7 @@ def farewell(pod: str, failure: Failure | None, counts: RestartCounts) -> dict[s
         return end(int(ExitCode.SUCCESS), FINISHED, None, counts)
     own = ExitCode.STALLED if failure.exit_code is None else failure.exit_code
     code = int(own if failure.pod == pod else ExitCode.PEER_LOST)
-    return end(code, "failed", failure, counts)
+    return end(code, FAILED, failure, counts)
 
 
 # Reading the messages of members and the controller from the frames' JSON.

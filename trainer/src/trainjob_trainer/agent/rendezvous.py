@@ -8,7 +8,6 @@ from typing import Any
 
 from trainjob_trainer.agent.messages import (
     QUIET,
-    RUNNING,
     Beat,
     Effect,
     HangUp,
@@ -22,15 +21,12 @@ from trainjob_trainer.agent.messages import (
 )
 from trainjob_trainer.contract.exits import ExitCode
 from trainjob_trainer.contract.replicas import EVALUATOR, replicas_of
+from trainjob_trainer.contract.reports import LOST, RUNNING
 from trainjob_trainer.contract.restarts import EARLY_SECONDS, RestartCounts, restart_delay
 from trainjob_trainer.contract.targets import Target
 from trainjob_trainer.contract.wire import integer
 
 # The present members: one agent for each replica, from the replica's newest pod.
-
-
-ABSENT = "absent"
-LOST = "lost"
 
 
 @dataclass

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.agent.ending import mark_finished
-from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit
+from trainjob_trainer.agent.failure import describe_exit
 from trainjob_trainer.agent.horovod import build_variables, find_interface
 from trainjob_trainer.agent.log import Seldom, log
-from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
+from trainjob_trainer.agent.messages import QUIET
 from trainjob_trainer.agent.settings import Settings, parse_address
 from trainjob_trainer.contract.environment import call_directly
 from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.contract.reports import FINISHED, IDLE, RUNNING, STALLED, STOPPING, Failure
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.contract.wire import integer
 from trainjob_trainer.errors import Fenced

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.replica_agent import readable_report
+from trainjob_trainer.contract.reports import (
+    LARGEST_TERMINATION_MESSAGE,
+    Failure,
+)
 from trainjob_trainer.contract.restarts import RestartCounts
-
-MAX_CHARACTERS = 3072
-"""ASCII characters; the kubelet keeps the last 4,096 bytes, and JSON that is cut can't be read."""
 
 _KEPT_TO_THE_END = ("state", "step", "totalSteps", "checkpointStep", "time")
 
@@ -52,6 +52,6 @@ def termination_message(
             "report": said or None,
         }
         text = json.dumps(message, separators=(",", ":"))
-        if len(text) <= MAX_CHARACTERS:
+        if len(text) <= LARGEST_TERMINATION_MESSAGE:
             return text
     return json.dumps({"agent": 1, "gaveUp": gave_up})

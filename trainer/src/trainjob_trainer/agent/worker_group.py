@@ -13,18 +13,7 @@ from typing import Any
 
 from trainjob_trainer.agent.attempt import WAITS_FOR_ENDED, Attempt, find_trouble, judge_alone, start_alone
 from trainjob_trainer.agent.budget import Budget
-from trainjob_trainer.agent.failure import (
-    PEER_LOST,
-    PREEMPTED,
-    STALLED,
-    UNREACHABLE,
-    Failure,
-)
 from trainjob_trainer.agent.messages import (
-    FINISHED,
-    IDLE,
-    RUNNING,
-    STOPPING,
     Beat,
     Effect,
     Event,
@@ -37,8 +26,24 @@ from trainjob_trainer.agent.messages import (
     count_roles,
     farewell,
 )
-from trainjob_trainer.agent.rendezvous import ABSENT, LeaderSettings, Member, Rendezvous, is_observer
+from trainjob_trainer.agent.rendezvous import LeaderSettings, Member, Rendezvous, is_observer
 from trainjob_trainer.contract.exits import EXITS, UNCAUGHT, meaning_of
+from trainjob_trainer.contract.reports import (
+    ABSENT,
+    FAILED,
+    FINISHED,
+    IDLE,
+    LONGEST_NOTICE,
+    MEETING,
+    MOST_NOTICES,
+    PEER_LOST,
+    PREEMPTED,
+    RUNNING,
+    STALLED,
+    STOPPING,
+    UNREACHABLE,
+    Failure,
+)
 from trainjob_trainer.contract.restarts import RestartCounts, furthest
 from trainjob_trainer.contract.targets import Target
 from trainjob_trainer.contract.wire import TAG_BYTES, encode, largest_report
@@ -81,10 +86,6 @@ def _reported_failure(member: Member, attempt: int) -> Failure | None:
         permanent=meaning.permanent,
     )
 
-
-MEETING = "meeting"
-FAILED = "failed"
-_MOST_NOTICES, _LONGEST_NOTICE = 8, 300
 
 TARGET_SECONDS = 120.0
 """Seconds after the newest target in which an older one is rejected.
@@ -203,8 +204,8 @@ class WorkerGroup:
         has_changed = member.update(beat, now)
         said = (beat.report or {}).get("notices")
         if isinstance(said, list):  # the report of the next start lacks them
-            cut = (str(line)[:_LONGEST_NOTICE] for line in said)
-            self.notices = list(dict.fromkeys([*self.notices, *cut]))[:_MOST_NOTICES]
+            cut = (str(line)[:LONGEST_NOTICE] for line in said)
+            self.notices = list(dict.fromkeys([*self.notices, *cut]))[:MOST_NOTICES]
         attempt = self.attempt
         if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):
             attempt.observe(member, now)

@@ -18,6 +18,7 @@ from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.contract.files import HISTORY
+from trainjob_trainer.contract.reports import LARGEST_TERMINATION_MESSAGE, LONGEST_NOTICE, MOST_NOTICES
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.task import of_the_job
 
@@ -40,9 +41,6 @@ def notice(message: str) -> None:
 MIN_SECONDS_BETWEEN_WRITES = 0.5
 MAX_SECONDS_BETWEEN_WRITES = 1.0
 """Plus the time between two checks: while the process lives, the file is never older than two seconds."""
-MAX_TERMINATION_MESSAGE = 3072
-"""ASCII characters; the kubelet keeps the last 4,096 bytes, and a cut JSON text is invalid."""
-MOST_NOTICES, LONGEST_NOTICE = 8, 300
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,7 @@ def _write_termination_message(path: Path, report: dict[str, Any]) -> None:
     """Write the report in place: the kubelet's file is a mount, which exists only on a cluster."""
     text = json.dumps(report, allow_nan=False)
     for name in ("notices", "metrics", "evaluation"):
-        if len(text) > MAX_TERMINATION_MESSAGE:
+        if len(text) > LARGEST_TERMINATION_MESSAGE:
             report = {key: value for key, value in report.items() if key != name}
             text = json.dumps(report, allow_nan=False)
     with contextlib.suppress(OSError):

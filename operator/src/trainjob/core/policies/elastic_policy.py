@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
-from trainjob.core.agent_reports import IDLE
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.failure import describe_resume
 from trainjob.core.names import Replica, desired_replicas, leader, training_counts
@@ -14,6 +13,7 @@ from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.policies.startup_policy import waiting_since, who_is_missing
 from trainjob.core.wording import count_roles, listed
+from trainjob_trainer.contract.reports import IDLE
 
 # Resizing by the user: another number of workers needs another world, and so another attempt.
 

@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
 from trainjob.core.agent import python_hint
-from trainjob.core.agent_reports import ABSENT, LOST, MEETING
 from trainjob.core.conditions import RUNNING, active_since, find_condition
 from trainjob.core.delays import time_left
 from trainjob.core.failure import trains_on
@@ -21,6 +20,7 @@ from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
 from trainjob.core.wording import listed, quoted, utc
+from trainjob_trainer.contract.reports import ABSENT, LOST, MEETING
 
 LONGEST_PAUSE = timedelta(seconds=60)
 SHORTEST_PAUSE = timedelta(seconds=5)
