@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_a_replica_with_all_steps_waits_for_the_evaluator() -> None:
 
 def _reported(state: str, **report: Any) -> JobView:
     replica = build_replica(state=state, **report)
-    return build_run([ReplicaView(replica.name, state, replica.report.model_copy(update={"state": state}))])
+    return build_run([ReplicaView(replica.name, state, replace(replica.report, state=state))])
 
 
 def test_a_phase_has_its_time_while_people_wait_for_it() -> None:

@@ -10,7 +10,8 @@ import pytest
 from support.cli.stored_jobs import condition, stored_job
 from trainjob.client.notebook import Cell, Lines, draw_curve, open_display, to_html
 from trainjob.client.view import JobView, ReplicaView, current_metrics, read_job
-from trainjob.core.agent_reports import Report
+from trainjob.core.agent_reports import read_report
+from trainjob_trainer.contract.reports import Report
 
 EVIL = "<script>alert(1)</script>\x1b[2J\"'&"
 
@@ -91,7 +92,7 @@ def test_texts_of_pods_are_only_texts(status: dict[str, Any]) -> None:
 def test_a_run_here_shows_the_figures_of_its_leading_replica() -> None:
     report = {"step": 120, "totalSteps": 400, "loss": 0.25, "metrics": {"mae": 0.1}}
     replicas = (
-        ReplicaView("worker-0", "training", Report.model_validate(report)),
+        ReplicaView("worker-0", "training", read_report(report)),
         ReplicaView("evaluator-0", "evaluating", Report(step=999)),
     )
     job = JobView(name="digits", replicas=replicas, status=view(progress=progress(100)).status)

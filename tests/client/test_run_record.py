@@ -32,14 +32,14 @@ from trainjob.client.run_record import (
 )
 from trainjob.client.runs import LocalJob, log_files, results_in
 from trainjob.client.view import ReplicaView
-from trainjob.core.agent_reports import EvaluationResult, Report
+from trainjob.core.agent_reports import EvaluationResult, read_report
 
 COMPLETE = condition("Complete", "TrainingFinished", "done")
 
 
 def test_a_view_is_read_as_it_was_written(tmp_path: Path) -> None:
     score = {"step": 440, "metrics": {"accuracy": 0.975, "auc": "nan"}, "final": True}
-    report = Report.model_validate({"state": "evaluating", "step": 3, "totalEpochs": 5, "evaluation": score})
+    report = read_report({"state": "evaluating", "step": 3, "totalEpochs": 5, "evaluation": score})
     view = build_run(
         [
             build_replica("worker-0", exit_code=1, message="boom"),

@@ -16,11 +16,10 @@ from trainjob_trainer.agent.messages import Join
 from trainjob_trainer.agent.replica_agent import readable_report
 from trainjob_trainer.agent.worker_group import build_fitting_report, build_report
 from trainjob_trainer.contract import wire
-from trainjob_trainer.contract.reports import LONGEST_NOTICE, MOST_NOTICES, Failure
+from trainjob_trainer.contract.reports import LONGEST_NOTICE, MOST_NOTICES, Failure, Report
 from trainjob_trainer.contract.restarts import RestartCounts
-from trainjob_trainer.reporting.progress import Progress
 
-PROGRESS = Progress(
+PROGRESS = Report(
     state="training",
     step=220,
     total_steps=440,
@@ -156,6 +155,6 @@ def test_what_no_agent_of_ours_reports_is_not_kept() -> None:
         "attempt": None,
         "world": {"worker": 2},
         "restarts": RestartCounts(attempt=2**31 - 1).to_json(),
-        "failure": {"replica": "worker-0", "reason": "Crashed", "logTail": 2048 * "é", "message": "a bc"},
+        "failure": Failure("worker-0", "", 0, 0, "Crashed", message="a bc", log_tail=2048 * "é").to_json(),
         "members": {"worker-0": {"pod": "p" * 253, "incarnation": 1, "state": "", "seconds": None}},
     }

@@ -9,7 +9,7 @@ import pytest
 from support.world.agents import Agents, training
 from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
-from trainjob.core.agent_reports import Report
+from trainjob.core.agent_reports import read_report
 from trainjob.core.failure import checkpoint_step, origin
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed, read_observed
@@ -21,7 +21,7 @@ def observed(reports: dict[str, dict[str, Any]], written: int | None = None) -> 
     output = {} if written is None else {"output": {"checkpointStep": written}}
     read = read_observed(job={**job, "status": output})
     pods = tuple(Pod(name, name, Replica("worker", int(name[1:])), 1, PodState.RUNNING) for name in reports)
-    told = {name: Report.model_validate(report) for name, report in reports.items()}
+    told = {name: read_report(report) for name, report in reports.items()}
     return Observed(read.meta, read.parsed, status=read.status, pods=pods, reports=told)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,36 +12,15 @@ from hypothesis import strategies as st
 
 from support.world.agents import training
 from support.world.jobs import build_job
-from trainjob.core.agent_reports import AgentReport, Report, keep, merge_notices, project_report
+from trainjob.core.agent_reports import AgentReport, merge_notices, project_report, read_report
+from trainjob_trainer.contract.reports import Report, key_of
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=5,
 )
-KEYS = [
-    "state",
-    "step",
-    "totalSteps",
-    "epoch",
-    "loss",
-    "metrics",
-    "examplesPerSecond",
-    "stepSeconds",
-    "inputSeconds",
-    "evaluation",
-    "checkpointStep",
-    "stoppedEarly",
-    "totalEpochs",
-    "workSeconds",
-    "resumedFrom",
-    "globalBatch",
-    "evaluatedBatches",
-    "rereadBatches",
-    "waitingForStorage",
-    "error",
-    "time",
-]
+KEYS = [key_of(each.name) for each in fields(Report)]
 
 
 @pytest.mark.parametrize(
@@ -72,13 +52,13 @@ def test_notices_are_only_added_each_once_and_eight_at_most(
     ],
 )
 def test_notices_of_an_untrusted_report(raw: object, read: list[str]) -> None:
-    assert Report.model_validate({"notices": raw}).notices == read
+    assert list(read_report({"notices": raw}).notices or ()) == read
     assert AgentReport.model_validate({"notices": raw}).notices == read
-    assert keep(Report, {"notices": raw}) == {"notices": read}
+    assert read_report({"notices": raw}).to_json().get("notices", []) == read
 
 
 def test_a_whole_report() -> None:
-    report = Report.model_validate(
+    report = read_report(
         {
             "state": "training",
             "step": 220,
@@ -97,14 +77,14 @@ def test_a_whole_report() -> None:
             "time": 1.5,
         }
     )
-    assert report.model_dump() == {
-        **Report().model_dump(),
+    assert vars(report) == {
+        **vars(Report()),
         "state": "training",
         "step": 220,
         "total_steps": 440,
         "epoch": 10,
         "loss": 0.25,
-        "metrics": {"accuracy": 0.971235},
+        "metrics": {"accuracy": 0.9712345678},
         "examples_per_second": 1234.0,
         "step_seconds": 0.5,
         "work_seconds": 0.3,
@@ -119,27 +99,27 @@ def test_a_whole_report() -> None:
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 def test_numbers_that_json_lacks_come_as_text(text: str) -> None:
-    report = Report.model_validate({"loss": text, "metrics": {"x": text}})
+    report = read_report({"loss": text, "metrics": {"x": text}})
     assert str(report.loss) == text
-    assert report.metrics == {"x": text}
+    assert str((report.metrics or {})["x"]) == text
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), json_values))
 def test_no_report_breaks_a_job(raw: dict[str, Any]) -> None:
-    Report.model_validate(raw)
+    read_report(raw)
 
 
 @pytest.mark.parametrize("number", [10**400, -(10**400), 2**63])
 def test_numbers_beyond_what_the_status_holds_are_left_out(number: int) -> None:
-    report = Report.model_validate({"step": number, "loss": number, "metrics": {"x": number}})
+    report = read_report({"step": number, "loss": number, "metrics": {"x": number}})
     assert report.step is None
-    assert Report.model_validate({"examplesPerSecond": "nan"}).examples_per_second is None
+    assert read_report({"examplesPerSecond": "nan"}).examples_per_second is None
 
 
 def test_metrics_that_would_swell_the_status_are_left_out() -> None:
-    report = Report.model_validate({"metrics": {f"metric{i}": i for i in range(1000)}})
-    assert list(report.metrics) == [f"metric{i}" for i in range(32)]
-    assert Report.model_validate({"metrics": {"\ud800\x1b": 1, "x" * 200: 1}}).metrics == {}
+    report = read_report({"metrics": {f"metric{i}": i for i in range(1000)}})
+    assert list(report.metrics or ()) == [f"metric{i}" for i in range(32)]
+    assert read_report({"metrics": {"\ud800\x1b": 1, "x" * 200: 1}}).metrics is None
 
 
 odd = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just({"a": [1]})
@@ -208,7 +188,7 @@ def test_what_is_kept_of_a_report_says_the_same_and_can_be_written(raw: dict[str
 
 @given(st.dictionaries(st.sampled_from(KEYS), json_values))
 def test_what_is_kept_of_progress_says_the_same(raw: dict[str, Any]) -> None:
-    assert str(Report.model_validate(keep(Report, raw))) == str(Report.model_validate(raw)), (
+    assert str(read_report(read_report(raw).to_json())) == str(read_report(raw)), (
         "as text: NaN equals nothing"
     )
 

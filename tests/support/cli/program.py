@@ -24,7 +24,7 @@ from support.world.jobs import build_job
 from trainjob.api import TrainJobStatus
 from trainjob.cli import main
 from trainjob.client.view import JobView, ReplicaView
-from trainjob.core.agent_reports import Report
+from trainjob_trainer.contract.reports import Report
 
 GUARD_SECONDS = 120.0
 """Against hanging only."""
@@ -204,7 +204,7 @@ def build_replica(name: str = "worker-0", state: str = "training", **fields: Any
     """Return a replica; fields that it has not are those of its report."""
     own = {key: fields.pop(key) for key in ("exit_code", "message") if key in fields}
     pod = fields.pop("pod", f"digits-{name}-aaaaaaaa")
-    return ReplicaView(name, state, Report.model_construct(**fields), pod, **own)
+    return ReplicaView(name, state, Report(**fields), pod, **own)
 
 
 def condition(kind: str, reason: str, message: str) -> dict[str, str]:

@@ -18,12 +18,13 @@ from trainjob_trainer.checkpoint.files import Patience
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.contract.files import EVALUATIONS
+from trainjob_trainer.contract.reports import as_json
 from trainjob_trainer.data.batches import TrainingData
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.errors import CheckpointUnreadable, InvalidConfiguration
 from trainjob_trainer.identity import Identity, Trainings, followed, has_other_rows
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import ProgressFile, announce, as_json, notice
+from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
 from trainjob_trainer.reporting.summaries import Summaries
 
 # The checkpoints to score: each new one once, and always the final one.

@@ -19,8 +19,9 @@ from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.contract.files import FUNCTION, FUNCTION_FORMAT, RESULT, python_version
+from trainjob_trainer.contract.reports import as_json
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.reporting.progress import ProgressFile, announce, as_json, notice
+from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
 from trainjob_trainer.task import Task
 
 LARGEST_RESULT = 1 << 20

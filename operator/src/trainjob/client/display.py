@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from trainjob.client.presenter import format_count, format_metric, format_rate, time_of_day
 from trainjob.client.view import JobView, ReplicaView
-from trainjob.core.agent_reports import Report
 from trainjob.core.wording import count_roles, short_duration
 from trainjob_trainer.contract.replicas import EVALUATOR
+from trainjob_trainer.contract.reports import Report
 
 if TYPE_CHECKING:
     from trainjob.cluster.protocol import PostedEvent
@@ -127,7 +127,8 @@ class History:
         report = leader.report if leader is not None else Report()
         if report.step is not None:
             self.figures = report
-            self._score(report.step, {k: v for k, v in report.metrics.items() if k.startswith("val_")})
+            validations = {k: v for k, v in (report.metrics or {}).items() if k.startswith("val_")}
+            self._score(report.step, validations)
         self._sample(report.step if leader is not None and leader.state in STEPPING else None)
 
     def phase(self, replica: ReplicaView, job: JobView) -> str:
@@ -149,7 +150,7 @@ class History:
             return None
         return timedelta(seconds=(total - step) * (now - then) / (step - before))
 
-    def _score(self, step: int | None, metrics: Mapping[str, str]) -> None:
+    def _score(self, step: int | None, metrics: Mapping[str, float] | Mapping[str, str]) -> None:
         for name, text in metrics.items():
             sign, known = direction(name), self.best.get(name)
             try:
@@ -205,12 +206,13 @@ def describe_scores(history: History) -> tuple[str, ...]:
     """Return the leading replica's loss and metrics, such as `loss 0.0812`."""
     figures = history.figures
     loss = () if figures.loss is None else (format_metric("loss", figures.loss),)
-    return (*loss, *(format_metric(name, value) for name, value in figures.metrics.items()))
+    return (*loss, *(format_metric(name, value) for name, value in (figures.metrics or {}).items()))
 
 
 def describe_best(job: JobView, history: History) -> tuple[str, ...]:
     """Return the best metrics so far that aren't the latest, such as `accuracy 97.5 % at step 220`."""
-    latest = {**history.figures.metrics, **(job.evaluation.metrics if job.evaluation is not None else {})}
+    scores = job.evaluation.metrics if job.evaluation is not None else {}
+    latest: dict[str, float | str] = {**(history.figures.metrics or {}), **scores}
     return tuple(
         f"{format_metric(name, best.value)} at step {best.step}"
         for name, best in history.best.items()

@@ -7,18 +7,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from trainjob.api import API_VERSION, KIND, Evaluation, TrainJobStatus
 from trainjob.cluster.protocol import PostedEvent
-from trainjob.core.agent_reports import AgentReport, EvaluationResult, Report, merge_notices
+from trainjob.core.agent_reports import (
+    AgentReport,
+    EvaluationResult,
+    evaluation_of,
+    merge_notices,
+    read_report,
+)
 from trainjob.core.conditions import COMPLETE, FAILED, is_true
 from trainjob.core.names import Replica
 from trainjob.core.pods import Pod, PodState, read_pod, read_time
 from trainjob.core.script import is_smoke_test
 from trainjob_trainer.contract.replicas import EVALUATOR
+from trainjob_trainer.contract.reports import Report
 
 if TYPE_CHECKING:
     from trainjob.cluster import Snapshot
@@ -49,7 +56,9 @@ class ReplicaView:
 
     name: str
     state: str = "pending"
-    report: Report = field(default_factory=Report)
+    report: Annotated[Report, PlainSerializer(Report.to_json), PlainValidator(read_report)] = field(
+        default_factory=Report
+    )
     pod: str | None = None
     exit_code: int | None = None
     message: str = ""
@@ -206,15 +215,15 @@ def read_run(
         events: about the job, oldest first.
     """
     job = read_job(snapshot.job)
-    reports = {pod: Report.model_validate(raw) for pod, raw in snapshot.progress.items()}
+    reports = {pod: read_report(raw) for pod, raw in snapshot.progress.items()}
     pods = sorted(filter(None, map(read_pod, snapshot.pods)), key=lambda pod: pod.incarnation)
     newest = {pod.replica: pod for pod in pods}
     agents = AgentReport.model_validate(snapshot.agent_report or {})
     shown = tuple(_read_replica(each, newest.get(each), reports, agents) for each in replicas)
-    scored = (each.report.evaluation for each in shown if each.is_evaluator)
+    scored = (evaluation_of(each.report) for each in shown if each.is_evaluator)
     # Deleted pods count too: their checkpoints still exist.
     steps = [job.checkpoint_step, *(report.checkpoint_step for report in reports.values())]
-    notices = merge_notices(job.status.notices, agents.notices, *(r.notices for r in reports.values()))
+    notices = merge_notices(job.status.notices, agents.notices, *(r.notices or () for r in reports.values()))
     return replace(
         job,
         status=job.status.model_copy(update={"notices": notices}),

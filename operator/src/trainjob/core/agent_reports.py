@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import chain, islice
 from typing import Annotated, Any
 
-from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
@@ -18,7 +18,15 @@ from trainjob.api.status import Restarts
 from trainjob.core.names import Replica
 from trainjob.core.wording import printable, quoted, reason_word
 from trainjob_trainer.contract.replicas import NAME, ROLES
-from trainjob_trainer.contract.reports import ABSENT, LONGEST_MESSAGE, LONGEST_NOTICE, MOST_NOTICES, Failure
+from trainjob_trainer.contract.reports import (
+    ABSENT,
+    LONGEST_MESSAGE,
+    LONGEST_NOTICE,
+    MOST_NOTICES,
+    Failure,
+    Report,
+    key_of,
+)
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.contract.wire import integer
 
@@ -125,7 +133,7 @@ def _known_metrics(value: object) -> dict[str, Any]:
 
 
 def _metrics(value: object) -> dict[str, str]:
-    return {name: f"{_number(number):.6g}" for name, number in _known_metrics(value).items()}
+    return {name: f"{float(number):.6g}" for name, number in _known_metrics(value).items()}
 
 
 def _dump_metrics(metrics: Mapping[str, str]) -> dict[str, float | str]:
@@ -157,27 +165,16 @@ def _word(value: object) -> str:
     return text(value, 32)
 
 
-def _if_readable(key: str, read: Callable[[object], object]) -> BeforeValidator:
-    """Return a validator by which an object counts as absent unless this key of it can be read."""
-    return BeforeValidator(lambda value: value if read(mapping(value).get(key)) is not None else None)
-
-
-_OBJECT = BeforeValidator(lambda value: value if isinstance(value, Mapping) else None)
 _BOOL = Kept(lambda value: value if isinstance(value, bool) else None)
 
 Int = Annotated[int | None, PlainValidator(integer)]
 Finite = Annotated[float | None, PlainValidator(finite)]
 Seconds = Annotated[float, PlainValidator(lambda value: finite(value) or 0.0), Kept(finite)]
-Number = Annotated[float | None, PlainValidator(_number), Kept(_figure)]
-Rate = Annotated[float | None, PlainValidator(finite), Kept(_figure)]
-Metrics = Annotated[
-    Mapping[str, str], PlainValidator(_metrics), Kept(_known_metrics), PlainSerializer(_dump_metrics)
-]
+Metrics = Annotated[Mapping[str, str], PlainValidator(_metrics), PlainSerializer(_dump_metrics)]
 Notices = Annotated[list[str], PlainValidator(_notices)]
 Flag = Annotated[bool, PlainValidator(lambda value: value is True)]
 Text = Annotated[str, PlainValidator(text)]
 Word = Annotated[str, PlainValidator(_word)]
-Sentence = Annotated[str, PlainValidator(lambda value: quoted(_start(value)))]
 
 
 # Progress reports of training processes.
@@ -191,61 +188,60 @@ class EvaluationResult(Lenient):
     final: Flag = False
 
 
-class ReportedError(Lenient):
-    """The error that ended a training process."""
+def evaluation_of(report: Report | None) -> EvaluationResult | None:
+    """Return the evaluator's result in a report, or None."""
+    known = report.evaluation if report is not None else None
+    return EvaluationResult.model_validate(known) if known is not None else None
 
-    reason: Text = ""
-    message: Annotated[str, PlainValidator(lambda value: printable(_start(value)))] = ""
+
+def _evaluation(value: object) -> dict[str, Any] | None:
+    step, raw = integer(mapping(value).get("step")), mapping(value)
+    if step is None:
+        return None
+    return {"step": step, "metrics": _known_metrics(raw.get("metrics")), "final": raw.get("final") is True}
 
 
-class Report(Lenient):
-    """The latest progress report of one training process; None for values that it didn't report.
+def _error(value: object) -> dict[str, str] | None:
+    if not isinstance(value, Mapping):
+        return None
+    return {"reason": text(value.get("reason")), "message": printable(_start(value.get("message")))}
 
-    Attributes:
-        state: `importing`, `running`, `starting`, `waiting`, `preparing`, `rereading`, `training`, `saving`,
-            `evaluating`, `finished` or `failed`.
-        step: steps done.
-        epoch: the current one, from 1.
-        checkpoint_step: the step of the newest complete checkpoint.
-        resumed_from: the step that this process resumed from.
-        step_seconds: recent duration of a step.
-        work_seconds: the part of `step_seconds` that is this replica's own work, not waiting for others.
-        input_seconds: the part of `work_seconds` in which it waited for its data.
-        global_batch: examples per step, of all workers together.
-        reread_batches: batches trained before a restart that it has read again.
-        stopped_early: why training ended before `total_steps`; empty if it didn't.
-        already_finished: an earlier job with the same spec had finished in the output.
-        notices: lines that say what was computed otherwise than the script says.
-        waiting_for_storage: why files can't be read or written now; empty if it doesn't wait for that.
-        trains_alone: each of several workers trains the whole model by itself.
-        log_line: the last line of its log, from its agent, once it takes no steps for long.
-    """
 
-    state: Annotated[str, PlainValidator(lambda value: text(value, 64))] = ""
-    step: Int = None
-    total_steps: Int = None
-    epoch: Int = None
-    total_epochs: Int = None
-    loss: Number = None
-    examples_per_second: Rate = None
-    step_seconds: Rate = None
-    work_seconds: Rate = None
-    input_seconds: Rate = None
-    metrics: Metrics = Field(default_factory=dict)
-    checkpoint_step: Int = None
-    resumed_from: Int = None
-    global_batch: Int = None
-    evaluated_batches: Int = None
-    reread_batches: Int = None
-    evaluation: Annotated[EvaluationResult | None, _if_readable("step", integer)] = None
-    stopped_early: Sentence = ""
-    already_finished: Flag = False
-    waiting_for_storage: Sentence = ""
-    error: Annotated[ReportedError | None, _OBJECT] = None
-    notices: Notices = Field(default_factory=list)
-    trains_alone: Flag = False
-    log_line: Sentence = ""
-    time: Finite = None
+_BY_TYPE: Mapping[str, Callable[[Any], object]] = {
+    "int | None": integer,
+    "float | None": finite,
+    "bool | None": lambda value: True if value is True else None,
+    "str | None": lambda value: quoted(_start(value)) or None,
+}
+_READERS: Mapping[str, Callable[[Any], object]] = {
+    "state": lambda value: text(value, 64),
+    "loss": _number,
+    "metrics": lambda value: {name: _number(n) for name, n in _known_metrics(value).items()} or None,
+    "evaluation": _evaluation,
+    "error": _error,
+    "notices": lambda value: tuple(_notices(value)) or None,
+}
+"""Of the fields of a progress report that aren't read by their type."""
+
+
+_FIELDS = [
+    (each.name, key_of(each.name), _READERS.get(each.name) or _BY_TYPE[str(each.type)])
+    for each in fields(Report)
+]
+
+
+def read_report(raw: Mapping[str, Any]) -> Report:
+    """Return the progress report of a training process, each value cut to its limits."""
+    values: dict[str, Any] = {name: read(raw.get(key)) for name, key, read in _FIELDS}
+    return Report(**values)
+
+
+def _read_known(value: object) -> Report | None:
+    return read_report(value) if isinstance(value, Mapping) else None
+
+
+def _kept_report(value: object) -> dict[str, Any] | None:
+    return read_report(value).to_json() if isinstance(value, Mapping) else None
 
 
 # Reports of a job's agents.
@@ -298,7 +294,7 @@ class Member(Lenient):
     incarnation: Int = None
     state: Annotated[str, PlainValidator(lambda value: _word(value) or ABSENT), Kept(_word)] = ABSENT
     seconds: Seconds = 0.0
-    report: Annotated[Report | None, _OBJECT] = None
+    report: Annotated[Report | None, PlainValidator(_read_known), Kept(_kept_report)] = None
 
 
 class SentReport(Lenient):
@@ -324,7 +320,7 @@ class SentReport(Lenient):
     attempt: Int = None
     incarnation: Int = None
     stopped: Annotated[Flag, _BOOL] = False
-    report: Annotated[Report | None, _OBJECT] = None
+    report: Annotated[Report | None, PlainValidator(_read_known), Kept(_kept_report)] = None
     world: Annotated[Mapping[str, int], PlainValidator(_world)] = Field(default_factory=dict)
     failure: Annotated[Failure | None, PlainValidator(read_failure), Kept(_kept_failure)] = None
     restart_counts: Annotated[

@@ -17,7 +17,7 @@ from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, Trai
 from trainjob.api.errors import value_at
 from trainjob.api.rules.spec import MUTABLE_IN_SPEC, MUTABLE_IN_WORKER
 from trainjob.core.agent import AgentSource, agent_source, has_agent
-from trainjob.core.agent_reports import AgentReport, Member, Report
+from trainjob.core.agent_reports import AgentReport, Member, read_report
 from trainjob.core.conditions import RUNNING, SUCCESS_CRITERIA_MET, is_true
 from trainjob.core.delays import refusal_delay, time_left
 from trainjob.core.gangs import Gang, read_gang
@@ -45,7 +45,7 @@ from trainjob.core.workload import (
     read_workload,
 )
 from trainjob_trainer.contract.replicas import EVALUATOR
-from trainjob_trainer.contract.reports import MEETING, STOPPING
+from trainjob_trainer.contract.reports import MEETING, STOPPING, Report
 from trainjob_trainer.contract.restarts import RestartCounts
 
 
@@ -530,8 +530,8 @@ def _reports(
     done = [p for p in pods if p.state is PodState.SUCCEEDED]
     known = {**last_reports(pods), **{m.pod: m.report for m in members if m.pod and m.report is not None}}
     for name, raw in progress.items():  # newer, but without the log, of which only an agent knows
-        log_line = known[name].log_line if name in known else ""
-        known[name] = Report.model_validate(raw).model_copy(update={"log_line": log_line})
+        log_line = known[name].log_line if name in known else None
+        known[name] = replace(read_report(raw), log_line=log_line)
     return {**known, **last_reports(done)}
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from trainjob.api import TRAINER_CONTAINER
 from trainjob.core.agent import AgentSource, read_source
-from trainjob.core.agent_reports import Report, TerminationMessage, read_termination_message
+from trainjob.core.agent_reports import TerminationMessage, read_report, read_termination_message
 from trainjob.core.delays import time_left
 from trainjob.core.names import (
     AVOIDED_NODES,
@@ -30,6 +30,7 @@ from trainjob.core.names import (
     training_world,
 )
 from trainjob.core.wording import last_line, quoted, utc
+from trainjob_trainer.contract.reports import Report
 
 _DISRUPTED_BY_CLUSTER = frozenset(
     [
@@ -466,7 +467,7 @@ def last_reports(pods: Iterable[Pod]) -> dict[str, Report]:
     reports: dict[str, Report] = {}
     for pod in pods:
         if pod.state is PodState.SUCCEEDED and (report := read_json(pod.message)):
-            reports[pod.name] = Report.model_validate(report)
+            reports[pod.name] = read_report(report)
         elif pod.termination is not None and pod.termination.report is not None:
             reports[pod.name] = pod.termination.report
     return reports

@@ -14,7 +14,7 @@ from trainjob.api import (
     TrainJobStatus,
     WorkerStatus,
 )
-from trainjob.core.agent_reports import Member, Report, merge_notices
+from trainjob.core.agent_reports import Member, evaluation_of, merge_notices
 from trainjob.core.conditions import RESTARTING, TRAINS_ALONE, is_true, truncated, with_condition
 from trainjob.core.delays import time_left
 from trainjob.core.failure import checkpoint_step, reached_step, restarts_of, with_log
@@ -24,6 +24,7 @@ from trainjob.core.pods import PodState
 from trainjob.core.stragglers import straggler_fields
 from trainjob.core.wording import short_duration
 from trainjob_trainer.contract.replicas import EVALUATOR
+from trainjob_trainer.contract.reports import Report
 
 WAITING_FOR_STORAGE = "Waiting for storage"
 """The state while files can't be read or written, or after a failure for that reason."""
@@ -196,7 +197,7 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
     said = observed.agent_report.notices if observed.agent_report is not None else ()
     changes: dict[str, object] = {
         "worker": _workers(observed, job, status),
-        "notices": merge_notices(status.notices, said, *(r.notices for r in observed.reports.values())),
+        "notices": merge_notices(status.notices, said, *(r.notices or () for r in observed.reports.values())),
         **_attempts(observed, status),
     }
     if report is not None and report.step is not None:
@@ -206,8 +207,7 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
             changes["first_step_time"] = now
     if report is not None and report.checkpoint_step is not None:
         changes["output"] = _output(job, report.checkpoint_step, status.output, now)
-    if scored is not None and scored.evaluation is not None:
-        evaluation = scored.evaluation
+    if (evaluation := evaluation_of(scored)) is not None:
         changes["evaluation"] = Evaluation(step=evaluation.step, metrics=dict(evaluation.metrics))
     if status.first_failure is not None and not status.first_failure.log_tail:
         changes["first_failure"] = with_log(status.first_failure, observed)
@@ -266,7 +266,7 @@ def _workers(observed: Observed, job: TrainJob, status: TrainJobStatus) -> Worke
 
 def _progress(report: Report, status: TrainJobStatus, now: datetime) -> Progress:
     before = status.progress
-    metrics = dict(report.metrics)
+    metrics = {name: f"{value:.6g}" for name, value in (report.metrics or {}).items()}
     goes_on = before is None or (before.step, before.state) != (report.step, report.state)
     if report.loss is not None:
         metrics["loss"] = f"{report.loss:.6g}"

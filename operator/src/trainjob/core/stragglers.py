@@ -10,13 +10,14 @@ from typing import Any
 
 from trainjob.api import Progress, Straggler, TrainJobStatus
 from trainjob.core.actions import Event
-from trainjob.core.agent_reports import Report, read_replica
+from trainjob.core.agent_reports import read_replica
 from trainjob.core.conditions import RUNNING, find_condition
 from trainjob.core.delays import time_left
 from trainjob.core.failure import Failure
 from trainjob.core.names import Replica, leader
 from trainjob.core.observed import Observed
 from trainjob.core.wording import listed, quoted, utc
+from trainjob_trainer.contract.reports import Report
 
 # Replicas that wait for their input data, which makes their steps long.
 

@@ -1,9 +1,10 @@
-"""What agents report: the states of training, and failures."""
+"""What is reported: the progress of a training process, the states of replicas, and failures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trainjob_trainer.contract.exits import EXITS, ExitCode
@@ -19,6 +20,101 @@ LONGEST_LOG_TAIL = 2048
 
 LARGEST_TERMINATION_MESSAGE = 3072
 """ASCII characters; the kubelet keeps the last 4,096 bytes, and a cut JSON text is invalid."""
+
+# Progress of a training process.
+
+
+@dataclass(frozen=True)
+class Report:
+    """The last progress report of a replica; None means unknown.
+
+    Attributes:
+        state: starting (before that the import hook reports importing, then running), waiting,
+            preparing, rereading, training, saving, evaluating, finished or failed.
+        step: optimizer steps done, of `total_steps`.
+        epoch: the current one, from 1, of `total_epochs`.
+        loss: the last one reported; on a worker its own share of it.
+        examples_per_second: over all workers.
+        step_seconds: recent average duration of a step.
+        work_seconds: the part of it in which this replica itself worked: input, forward and backward pass.
+        input_seconds: the part of `work_seconds` in which it waited for its input.
+        global_batch: examples a step over all workers; with parameter servers, those of one worker.
+        checkpoint_step: step of the newest whole checkpoint.
+        resumed_from: the step at which this process started, if not 0.
+        evaluated_batches: batches done in the current evaluation.
+        reread_batches: batches trained before a restart that have been read again.
+        evaluation: `step`, `metrics` and `final` of the evaluator's last result, as JSON has them.
+        stopped_early: why training ended before `total_steps`, if it did.
+        already_finished: whether an earlier job with the same spec had finished in the output.
+        waiting_for_storage: why files can't be read or written now, while this process waits for that.
+        error: `reason` and `message`, one sentence for a person.
+        notices: lines that say what was computed otherwise than the script says, each once.
+        trains_alone: whether each of several workers trains the whole model by itself.
+        meets: the call of Keras's in which this worker waits for the others; empty if it doesn't.
+        log_line: from the agent, the last line of the log, once the process takes no steps for long.
+        time: Unix seconds.
+    """
+
+    state: str = ""
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    total_epochs: int | None = None
+    loss: float | None = None
+    metrics: Mapping[str, float] | None = None
+    examples_per_second: float | None = None
+    step_seconds: float | None = None
+    work_seconds: float | None = None
+    input_seconds: float | None = None
+    global_batch: int | None = None
+    checkpoint_step: int | None = None
+    resumed_from: int | None = None
+    evaluated_batches: int | None = None
+    reread_batches: int | None = None
+    evaluation: Mapping[str, Any] | None = None
+    stopped_early: str | None = None
+    already_finished: bool | None = None
+    waiting_for_storage: str | None = None
+    error: Mapping[str, str] | None = None
+    notices: tuple[str, ...] | None = None
+    trains_alone: bool | None = None
+    meets: str | None = None
+    log_line: str | None = None
+    time: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the known fields, by their keys."""
+        known = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {key_of(name): as_json(value) for name, value in known if value is not None}
+
+
+def key_of(field: str) -> str:
+    """Return the key of a field of a report: `totalSteps` of `total_steps`."""
+    first, *rest = field.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON has it: NaN and infinities as strings, what NumPy and TensorFlow have as lists.
+
+    Raises TypeError for anything else.
+    """
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        odd = next((key for key in value if not isinstance(key, (str, int))), None)
+        if odd is not None:
+            raise TypeError(f"a key is a {type(odd).__qualname__}")
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    listed = getattr(value, "tolist", None) or getattr(value, "numpy", None)
+    if callable(listed):  # a number or an array of NumPy, or a tensor of TensorFlow
+        return as_json(listed())
+    raise TypeError(f"there is a {type(value).__qualname__} in it")
+
 
 # States of a replica: of its training process, or of its agent's connection.
 

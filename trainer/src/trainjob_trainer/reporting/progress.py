@@ -12,13 +12,19 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.contract.files import HISTORY
-from trainjob_trainer.contract.reports import LARGEST_TERMINATION_MESSAGE, LONGEST_NOTICE, MOST_NOTICES
+from trainjob_trainer.contract.reports import (
+    LARGEST_TERMINATION_MESSAGE,
+    LONGEST_NOTICE,
+    MOST_NOTICES,
+    Report,
+    as_json,
+)
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.task import of_the_job
 
@@ -43,66 +49,6 @@ MAX_SECONDS_BETWEEN_WRITES = 1.0
 """Plus the time between two checks: while the process lives, the file is never older than two seconds."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The last report of a replica; None means unknown.
-
-    Attributes:
-        state: starting (before that the import hook reports importing, then running), waiting,
-            preparing, rereading, training, saving, evaluating, finished or failed.
-        step: optimizer steps done, of `total_steps`.
-        epoch: the current one, from 1, of `total_epochs`.
-        loss: the last one reported; on a worker its own share of it.
-        examples_per_second: over all workers.
-        step_seconds: recent average duration of a step.
-        work_seconds: the part of it in which this replica itself worked: input, forward and backward pass.
-        input_seconds: the part of `work_seconds` in which it waited for its input.
-        global_batch: examples a step over all workers; with parameter servers, those of one worker.
-        checkpoint_step: step of the newest checkpoint on disk.
-        resumed_from: the step at which this process started, if not 0.
-        evaluated_batches: batches done in the current evaluation.
-        reread_batches: batches trained before a restart that have been read again.
-        evaluation: `step`, `metrics` and `final` of the evaluator's last result.
-        stopped_early: why training ended before `total_steps`, if it did.
-        already_finished: whether an earlier job with the same spec had finished in the output.
-        waiting_for_storage: why files can't be read or written now, while this process waits for that.
-        error: `reason` and `message`, one sentence for a person.
-        notices: the lines of `notice`, without doubles.
-        trains_alone: whether each of several workers trains the whole model by itself.
-        meets: the call of Keras's in which this worker waits for the others; empty if it doesn't.
-    """
-
-    state: str = "starting"
-    step: int | None = None
-    total_steps: int | None = None
-    epoch: int | None = None
-    total_epochs: int | None = None
-    loss: float | None = None
-    metrics: Mapping[str, float] | None = None
-    examples_per_second: float | None = None
-    step_seconds: float | None = None
-    work_seconds: float | None = None
-    input_seconds: float | None = None
-    global_batch: int | None = None
-    checkpoint_step: int | None = None
-    resumed_from: int | None = None
-    evaluated_batches: int | None = None
-    reread_batches: int | None = None
-    evaluation: Mapping[str, Any] | None = None
-    stopped_early: str | None = None
-    already_finished: bool | None = None
-    waiting_for_storage: str | None = None
-    error: Mapping[str, str] | None = None
-    notices: tuple[str, ...] | None = None
-    trains_alone: bool | None = None
-    meets: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the known fields, with keys in camel case."""
-        known = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {_camel_case(name): as_json(value) for name, value in known if value is not None}
-
-
 class ProgressFile:
     """The last report of this process, on disk. Write errors are ignored: reports must not disturb training.
 
@@ -123,7 +69,7 @@ class ProgressFile:
         self._termination_log = termination_log
         self._clock = clock
         self._now = now
-        self._last = Progress()
+        self._last = Report("starting")
         self._written_at = -math.inf
         self._lock = threading.RLock()  # checkpoints report from their own thread
         self._is_kept_fresh = False
@@ -139,12 +85,12 @@ class ProgressFile:
         return _report_at(_path(env, "TRAINJOB_PROGRESS_FILE"), _path(env, "TRAINJOB_TERMINATION_LOG"))
 
     @property
-    def last(self) -> Progress:
+    def last(self) -> Report:
         """The last report, written or not."""
         return self._last
 
     def update(self, **changes: Any) -> None:
-        """Change the named fields of `Progress`.
+        """Change the named fields of `Report`.
 
         A change of state is written at once, and so is the wait for storage and the first step, which shows
         that training runs again. Other changes are written soon.
@@ -254,36 +200,9 @@ def add_to_history(environment: Environment, step: int, metrics: Mapping[str, An
 
 
 def by_loss(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return metrics as fields of `Progress`, which has the loss by itself; no fields without metrics."""
+    """Return metrics as fields of `Report`, which has the loss by itself; no fields without metrics."""
     others = {name: value for name, value in metrics.items() if name != "loss"}
     return {"loss": metrics.get("loss"), "metrics": others} if metrics else {}
-
-
-def as_json(value: Any) -> Any:
-    """Return a value as JSON has it: NaN and infinities as strings, what NumPy and TensorFlow have as lists.
-
-    Raises TypeError for anything else.
-    """
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, Mapping):
-        odd = next((key for key in value if not isinstance(key, (str, int))), None)
-        if odd is not None:
-            raise TypeError(f"a key is a {type(odd).__qualname__}")
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_json(item) for item in value]
-    listed = getattr(value, "tolist", None) or getattr(value, "numpy", None)
-    if callable(listed):  # a number or an array of NumPy, or a tensor of TensorFlow
-        return as_json(listed())
-    raise TypeError(f"there is a {type(value).__qualname__} in it")
-
-
-def _camel_case(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 def report(

@@ -23,7 +23,7 @@ from trainjob.cluster.local.machine import (
 from trainjob.cluster.local.output import check_writable
 from trainjob.cluster.local.process import LogTail, ProcessExit, ReplicaLog, ReplicaProcess
 from trainjob.cluster.protocol import Manifest
-from trainjob.core.agent_reports import Report, keep
+from trainjob.core.agent_reports import read_report
 from trainjob_trainer.contract.exits import ExitCode
 
 # The termination message of a container: a file that any of its processes may write.
@@ -164,7 +164,7 @@ class ProgressFile:
             return False
         if not isinstance(report, dict):
             return False
-        self.report = keep(Report, report)
+        self.report = read_report(report).to_json()
         return True
 
     def _is_taken_away(self) -> bool:

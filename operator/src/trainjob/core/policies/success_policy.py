@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from trainjob.core import transitions
 from trainjob.core.actions import Action, CreatePod, Event, Plan, create_agent_objects, stop_pods
+from trainjob.core.agent_reports import evaluation_of
 from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
 from trainjob.core.delays import RECHECK, soonest, start_delay, time_left
 from trainjob.core.failure import awaited_pods, describe_pod, end_due, is_unreachable, lost_nodes
@@ -186,7 +187,7 @@ def _outcome(observed: Observed, step: EvaluatorStep, *, timed_out: bool) -> str
     if timed_out:
         return f"{done}; the evaluator wasn't done within spec.evaluator.completionTimeoutSeconds"
     report = observed.report_of(Replica(EVALUATOR, 0))
-    evaluation = (report.evaluation if report else None) or observed.status.evaluation
+    evaluation = evaluation_of(report) or observed.status.evaluation
     if evaluation is None or not evaluation.metrics:
         return done
     scores = ", ".join(f"{name} {value}" for name, value in sorted(evaluation.metrics.items()))
