@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainjob.core.agent_reports import read_termination_message
 from trainjob_trainer.agent.termination import termination_message, write_termination
 from trainjob_trainer.contract.reports import LARGEST_TERMINATION_MESSAGE, Failure
 from trainjob_trainer.contract.restarts import RestartCounts
@@ -79,3 +80,17 @@ JSON = st.recursive(
 )
 def test_it_is_always_short_ascii_json(failure: Failure | None, report: Any) -> None:
     assert message_of(failure, report)["gaveUp"] is True
+
+
+@pytest.mark.parametrize("log", ["short", "x" * 2048, "\U0001f600" * 2048])
+def test_the_controller_reads_it(log: str) -> None:
+    failure = replace(FAILURE, log_tail=log, counted=False, permanent=True, repeated=True)
+    text = termination_message(failure, COUNTS, REPORT, gave_up=True)
+    message = read_termination_message(json.loads(text))
+    assert message is not None
+    assert (message.gave_up, message.restart_counts) == (True, COUNTS)
+    assert message.failure is not None
+    assert log.endswith(message.failure.log_tail)
+    assert replace(message.failure, log_tail=log) == failure
+    assert message.report is not None
+    assert (message.report.step, message.report.total_steps) == (7, 9)

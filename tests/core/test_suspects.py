@@ -7,7 +7,9 @@ import pytest
 from support.world.agents import Agents, training
 from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
-from trainjob.core.stragglers import MOST, named_replicas
+from trainjob.core.stragglers import MOST, SUSPECT_REASON, named_replicas
+from trainjob_trainer import WeightsDiverged
+from trainjob_trainer.distribution.divergence import Apart, describe
 
 ENDING = "they are not saved, and training goes back to the last checkpoint"
 ONE = f"worker-1's weights differ from the others' at step 30 (variable a); {ENDING}"
@@ -138,3 +140,13 @@ async def test_other_failures_are_not_remembered() -> None:
     agents.fail("worker-1", message=ONE, step=30)
     await world.settle()
     assert world.status.restarts.diverged_nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_certain"), [([1], True), ([0, 2], True), ([0, 1], False), ([0, 1, 2], False)]
+)
+def test_the_trainers_own_sentence_is_read(ranks: list[int], is_certain: bool) -> None:
+    workers = [f"worker-{rank}" for rank in range(3 if is_certain else len(ranks))]
+    sentence = describe(Apart(ranks, is_certain=is_certain), workers, ["dense/kernel"], 12)
+    assert [replica.name for replica in named_replicas(sentence)] == [workers[rank] for rank in ranks]
+    assert WeightsDiverged.reason == SUSPECT_REASON

@@ -89,7 +89,7 @@ def test_nothing_of_a_leading_agents_report_is_lost(build: Any) -> None:
     report = through_the_wire(build(reported("worker-0", "worker-1").group, 5.0))
     assert report["members"]["worker-0"]["report"]["error"]["message"].endswith("train.py")
     assert project_report(report, REPLICAS) == report
-    assert AgentReport.model_validate(project_report(report, REPLICAS)).failure is not None
+    assert AgentReport.model_validate(project_report(report, REPLICAS)).failure == FAILURE.bounded()
 
 
 def test_what_the_version_before_reports_of_every_replica_is_kept_too() -> None:

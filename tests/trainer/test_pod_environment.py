@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.core.manifests import build_pod
+from trainjob.core.names import Replica, address, build_tf_config, desired_replicas
 from trainjob_trainer import Environment, Recipe, Task, recipe
 from trainjob_trainer.checkpoint.fence import build_fence
 from trainjob_trainer.contract.environment import SETTING, SETTINGS
@@ -78,3 +80,44 @@ def test_the_operator_knows_every_setting_that_the_trainer_reads() -> None:
     sources = "".join(path.read_text() for path in Path(recipe.__file__).parent.rglob("*.py"))
     a_constant = "TRAIN_METHODS"
     assert set(re.findall(rf"\b{SETTING}[A-Z_]+\b", sources)) - {a_constant} <= read
+
+
+SIZES = pytest.mark.parametrize("workers", [1, 2, 16])
+EVALUATOR = pytest.mark.parametrize("evaluator", [True, False])
+
+
+@SIZES
+@EVALUATOR
+def test_tensorflows_own_resolver_reads_it(
+    workers: int, evaluator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = parse(build_job(workers=workers, evaluator=evaluator))
+    for replica in desired_replicas(job.spec):
+        monkeypatch.setenv("TF_CONFIG", build_tf_config(job, replica))
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        assert (resolver.task_type, resolver.task_id) == (replica.role, replica.index)
+        spec = resolver.cluster_spec()
+        assert spec.num_tasks("worker") == workers
+        assert spec.task_address(replica.role, replica.index) == address(job, replica)
+
+
+@SIZES
+@EVALUATOR
+def test_the_trainer_reads_it(workers: int, evaluator: bool) -> None:
+    job = parse(build_job(workers=workers, evaluator=evaluator))
+    for replica in desired_replicas(job.spec):
+        task = Task.from_environment({"TF_CONFIG": build_tf_config(job, replica)})
+        assert (task.type, task.index, task.replica) == (replica.role, replica.index, replica.name)
+        assert task.num_workers == workers
+        assert task.address == address(job, replica)
+        assert task.is_writer == (replica == Replica("worker", 0))
+        assert task.is_evaluator == (replica.role == "evaluator")
+
+
+def test_a_chief_and_parameter_servers_are_read() -> None:
+    job = parse(build_job(chief={}, ps={"replicas": 2}, evaluator=False))
+    tasks = [
+        Task.from_environment({"TF_CONFIG": build_tf_config(job, r)}) for r in desired_replicas(job.spec)
+    ]
+    assert [t.replica for t in tasks] == ["chief-0", "worker-0", "worker-1", "ps-0", "ps-1"]
+    assert [t.is_writer for t in tasks] == [True, False, False, False, False]
