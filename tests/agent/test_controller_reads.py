@@ -156,5 +156,5 @@ def test_what_no_agent_of_ours_reports_is_not_kept() -> None:
         "world": {"worker": 2},
         "restarts": RestartCounts(attempt=2**31 - 1).to_json(),
         "failure": Failure("worker-0", "", 0, 0, "Crashed", message="a bc", log_tail=2048 * "é").to_json(),
-        "members": {"worker-0": {"pod": "p" * 253, "incarnation": 1, "state": "", "seconds": None}},
+        "members": {"worker-0": {"pod": "p" * 253, "incarnation": 1, "state": "absent", "seconds": 0.0}},
     }

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from dataclasses import fields, replace
 from itertools import chain, islice
 from typing import Annotated, Any
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 from pydantic.alias_generators import to_camel
-from pydantic.fields import FieldInfo
 
-from trainjob.api.errors import model_of
 from trainjob.api.status import Restarts
 from trainjob.core.names import Replica
 from trainjob.core.wording import printable, quoted, reason_word
@@ -57,12 +54,7 @@ def text(value: object, longest: int = LONGEST_NAME) -> str:
     return printable(" ".join(value[: 4 * longest].splitlines()).replace("\t", " "))[:longest]
 
 
-def known(raw: Mapping[str, Any], readers: Mapping[str, Callable[[Any], object]]) -> dict[str, Any]:
-    """Return the keys of a JSON object that have a reader, each with the reader's result."""
-    return {key: read(raw[key]) for key, read in readers.items() if key in raw}
-
-
-# Models of untrusted JSON. A field's validator reads any value. `Kept` names another form for storage.
+# Models of untrusted JSON: a field's validator reads any value.
 
 
 class Lenient(BaseModel):
@@ -70,34 +62,13 @@ class Lenient(BaseModel):
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, defer_build=True)
 
-
-@dataclass(frozen=True)
-class Kept:
-    """Annotates a field that is kept in another form than the one that Python reads."""
-
-    func: Callable[[Any], object]
+    @classmethod
+    def keep(cls, raw: object) -> dict[str, Any]:
+        """Return the part of an object that is kept: the model's keys, with values cut to their limits."""
+        return cls.model_validate(mapping(raw)).model_dump(by_alias=True, exclude_unset=True)
 
 
-def keep(model: type[Lenient], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a JSON object that is kept: the model's keys, with values cut to their limits."""
-    return known(raw, _keepers(model))
-
-
-@cache
-def _keepers(model: type[Lenient]) -> Mapping[str, Callable[[Any], object]]:
-    return {field.alias or name: _keeper(field) for name, field in model.model_fields.items()}
-
-
-def _keeper(field: FieldInfo) -> Callable[[Any], object]:
-    inner = model_of(field)
-    if inner is not None and issubclass(inner, Lenient):
-        return lambda value: keep(inner, value) if isinstance(value, Mapping) else None
-    ways: dict[type, Any] = {type(each): each for each in field.metadata}
-    way: Callable[[Any], object] = (ways.get(Kept) or ways[PlainValidator]).func
-    return way
-
-
-# Types of fields: the value that Python reads, and the one that is kept if it differs.
+# Types of fields.
 
 
 _MOST_METRICS = 32
@@ -165,11 +136,9 @@ def _word(value: object) -> str:
     return text(value, 32)
 
 
-_BOOL = Kept(lambda value: value if isinstance(value, bool) else None)
-
 Int = Annotated[int | None, PlainValidator(integer)]
 Finite = Annotated[float | None, PlainValidator(finite)]
-Seconds = Annotated[float, PlainValidator(lambda value: finite(value) or 0.0), Kept(finite)]
+Seconds = Annotated[float, PlainValidator(lambda value: finite(value) or 0.0)]
 Metrics = Annotated[Mapping[str, str], PlainValidator(_metrics), PlainSerializer(_dump_metrics)]
 Notices = Annotated[list[str], PlainValidator(_notices)]
 Flag = Annotated[bool, PlainValidator(lambda value: value is True)]
@@ -236,14 +205,6 @@ def read_report(raw: Mapping[str, Any]) -> Report:
     return Report(**values)
 
 
-def _read_known(value: object) -> Report | None:
-    return read_report(value) if isinstance(value, Mapping) else None
-
-
-def _kept_report(value: object) -> dict[str, Any] | None:
-    return read_report(value).to_json() if isinstance(value, Mapping) else None
-
-
 # Reports of a job's agents.
 #
 # An agent runs in the user's image, so its reports are untrusted: they are cut to the known keys, replicas
@@ -265,11 +226,6 @@ def read_failure(value: object) -> Failure | None:
     )
 
 
-def _kept_failure(value: object) -> dict[str, Any] | None:
-    failure = read_failure(value)
-    return failure.to_json() if failure is not None else None
-
-
 def restart_counts(attempt: int, restarts: Restarts) -> RestartCounts:
     """Return the restart counts of a status, for the agents."""
     return RestartCounts(
@@ -282,6 +238,13 @@ def restart_counts(attempt: int, restarts: Restarts) -> RestartCounts:
     )
 
 
+def _read_known(value: object) -> Report | None:
+    return read_report(value) if isinstance(value, Mapping) else None
+
+
+_AS_JSON = PlainSerializer(lambda value: None if value is None else value.to_json())
+
+
 class Member(Lenient):
     """One replica as the leading agent sees it.
 
@@ -292,9 +255,9 @@ class Member(Lenient):
 
     pod: Text = ""
     incarnation: Int = None
-    state: Annotated[str, PlainValidator(lambda value: _word(value) or ABSENT), Kept(_word)] = ABSENT
+    state: Annotated[str, PlainValidator(lambda value: _word(value) or ABSENT)] = ABSENT
     seconds: Seconds = 0.0
-    report: Annotated[Report | None, PlainValidator(_read_known), Kept(_kept_report)] = None
+    report: Annotated[Report | None, PlainValidator(_read_known), _AS_JSON] = None
 
 
 class SentReport(Lenient):
@@ -319,15 +282,13 @@ class SentReport(Lenient):
     pod: Text = ""
     attempt: Int = None
     incarnation: Int = None
-    stopped: Annotated[Flag, _BOOL] = False
-    report: Annotated[Report | None, PlainValidator(_read_known), Kept(_kept_report)] = None
+    stopped: Flag = False
+    report: Annotated[Report | None, PlainValidator(_read_known), _AS_JSON] = None
     world: Annotated[Mapping[str, int], PlainValidator(_world)] = Field(default_factory=dict)
-    failure: Annotated[Failure | None, PlainValidator(read_failure), Kept(_kept_failure)] = None
-    restart_counts: Annotated[
-        RestartCounts,
-        PlainValidator(RestartCounts.from_json),
-        Kept(lambda value: RestartCounts.from_json(value).to_json()),
-    ] = Field(default_factory=RestartCounts, alias="restarts")
+    failure: Annotated[Failure | None, PlainValidator(read_failure), _AS_JSON] = None
+    restart_counts: Annotated[RestartCounts, PlainValidator(RestartCounts.from_json), _AS_JSON] = Field(
+        default_factory=RestartCounts, alias="restarts"
+    )
     notices: Notices = Field(default_factory=list)
 
 
@@ -360,8 +321,8 @@ def project_report(raw: Mapping[str, Any], replicas: Container[str]) -> dict[str
         replicas: names of the replicas that the job has, or has pods of.
     """
     members = mapping(raw.get("members"))
-    kept = {name: keep(Member, mapping(member)) for name, member in members.items() if name in replicas}
-    return {**keep(SentReport, raw), **({"members": kept} if "members" in raw else {})}
+    kept = {name: Member.keep(member) for name, member in members.items() if name in replicas}
+    return {**SentReport.keep(raw), **({"members": kept} if "members" in raw else {})}
 
 
 class TerminationMessage(SentReport):

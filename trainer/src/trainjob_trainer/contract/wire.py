@@ -49,13 +49,7 @@ class FrameTooLarge(ValueError):
 
 
 def session_key(token: str, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Return the key of one connection.
-
-    Args:
-        token: the job's, as in its file; surrounding whitespace is ignored.
-        server_nonce: the agent's 32 random bytes.
-        client_nonce: the controller's.
-    """
+    """Return the key of one connection; whitespace around the token, as in its file, is ignored."""
     return _hmac(token.strip().encode(), _PURPOSE + server_nonce + client_nonce)
 
 
@@ -65,12 +59,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 class Sealer:
-    """Writes the frames of one direction.
-
-    Args:
-        key: of the connection.
-        direction: `b"C"` from the client, `b"S"` from the server.
-    """
+    """Writes the frames of one direction: `b"C"` from the client, `b"S"` from the server."""
 
     def __init__(self, key: bytes, direction: bytes) -> None:
         self._key = key
@@ -78,11 +67,7 @@ class Sealer:
         self._number = 0
 
     def seal(self, message: Mapping[str, Any], largest: int = LARGEST_FRAME) -> bytes:
-        """Return the next frame.
-
-        Raises:
-            FrameTooLarge: it would be larger than `largest`.
-        """
+        """Return the next frame, or raise FrameTooLarge."""
         payload = encode(message)
         length = TAG_BYTES + len(payload)
         if length > largest:
@@ -93,7 +78,7 @@ class Sealer:
 
 
 class Opener:
-    """Reads the frames of one direction; the arguments are those of `Sealer`."""
+    """Reads the frames of one direction."""
 
     def __init__(self, key: bytes, direction: bytes) -> None:
         self._key = key
@@ -101,51 +86,37 @@ class Opener:
         self._number = 0
 
     def open(self, body: bytes) -> dict[str, Any]:
-        """Return the message of the next frame.
+        """Return the message of the next frame, of tag and content without the length.
 
-        Args:
-            body: tag and content, without the length.
-
-        Raises:
-            InvalidFrame: the peer did not write it as its next frame, or it holds no JSON object.
+        InvalidFrame: the peer did not write it as its next frame, or it holds no JSON object.
         """
         tag, payload = body[:TAG_BYTES], body[TAG_BYTES:]
         if not hmac.compare_digest(tag, _tag(self._key, self._direction, self._number, payload)):
             raise InvalidFrame("a frame has a wrong tag: another token, or the frame was altered")
         self._number += 1
-        return _read(payload)
+        try:
+            message = json.loads(payload.decode(), parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise InvalidFrame(f"a frame is no JSON: {error}") from error
+        if not isinstance(message, dict):
+            raise InvalidFrame("a frame is no JSON object")
+        return message
 
 
 def largest_report(replicas: int, pods: int) -> int:
-    """Return the maximum size of a report in bytes.
+    """Return the maximum size in bytes of a report of so many replicas that the job should have, and pods.
 
-    Args:
-        replicas: number of replicas that the job should have.
-        pods: number of pods that the job has: pods cost their owner something, missing replicas don't.
+    Pods cost their owner something, missing replicas don't.
     """
     return min(REPORT_BYTES + REPLICA_BYTES * replicas + MEMBER_BYTES * pods, LARGEST_FRAME)
 
 
 def read_length(prefix: bytes, largest: int = LARGEST_FRAME) -> int:
-    """Return the number of bytes of tag and content that follow.
-
-    Raises:
-        InvalidFrame: no frame has that length.
-    """
+    """Return the number of bytes of tag and content that follow, or raise InvalidFrame."""
     length = int.from_bytes(prefix, "big")
     if not TAG_BYTES < length <= largest:
         raise InvalidFrame(f"a frame of {length} bytes: at most {largest} are accepted")
     return length
-
-
-def _read(payload: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(payload.decode(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InvalidFrame(f"a frame is no JSON: {error}") from error
-    if not isinstance(message, dict):
-        raise InvalidFrame("a frame is no JSON object")
-    return message
 
 
 def _refuse_constant(name: str) -> float:
