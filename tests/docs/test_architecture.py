@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -46,6 +47,15 @@ def test_its_tests_are_there(file: str, name: str) -> None:
 def test_its_files_are_there(name: str) -> None:
     places = (OPERATOR, TRAINER, ROOT / "trainer/src")
     assert any((place / name).is_file() for place in places), name
+
+
+@pytest.mark.parametrize("file", sorted((TRAINER / "contract").glob("*.py")), ids=lambda file: file.stem)
+def test_the_contract_needs_only_the_standard_library(file: Path) -> None:
+    found = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    names = {one.name for node in found if isinstance(node, ast.Import) for one in node.names}
+    names |= {node.module or "" for node in found if isinstance(node, ast.ImportFrom)}
+    others = {name for name in names if not name.startswith("trainjob_trainer.contract.")}
+    assert {name.partition(".")[0] for name in others} <= sys.stdlib_module_names
 
 
 def test_it_names_every_policy_of_the_chain() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import sys
 from dataclasses import dataclass
 
 from trainjob_trainer.contract.replicas import EVALUATOR
@@ -64,4 +64,4 @@ FUNCTION_HEADER, FUNCTION = "function.json", "function.pickle"
 
 def python_version() -> str:
     """Return this Python's version, such as `3.11`: another one can't load the function."""
-    return ".".join(platform.python_version_tuple()[:2])
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
