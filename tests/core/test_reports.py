@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.world.agents import training
 from support.world.jobs import build_job
 from trainjob.core.agent_reports import AgentReport, merge_notices, project_report, read_report
-from trainjob_trainer.contract.reports import Report, key_of
+from trainjob_trainer.contract.reports import Report
+from trainjob_trainer.contract.wire import key_of
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

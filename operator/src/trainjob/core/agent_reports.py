@@ -22,10 +22,9 @@ from trainjob_trainer.contract.reports import (
     MOST_NOTICES,
     Failure,
     Report,
-    key_of,
 )
 from trainjob_trainer.contract.restarts import RestartCounts
-from trainjob_trainer.contract.wire import integer
+from trainjob_trainer.contract.wire import integer, key_of
 
 # Values from untrusted JSON: a value of an unexpected type counts as absent.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trainjob_trainer.contract.exits import EXITS, ExitCode
-from trainjob_trainer.contract.wire import integer
+from trainjob_trainer.contract.wire import integer, key_of
 
 # Limits of what is kept.
 
@@ -88,12 +88,6 @@ class Report:
         return {key_of(name): as_json(value) for name, value in known if value is not None}
 
 
-def key_of(field: str) -> str:
-    """Return the key of a field of a report: `totalSteps` of `total_steps`."""
-    first, *rest = field.split("_")
-    return first + "".join(word.capitalize() for word in rest)
-
-
 def as_json(value: Any) -> Any:
     """Return a value as JSON has it: NaN and infinities as strings, what NumPy and TensorFlow have as lists.
 
@@ -142,14 +136,6 @@ UNREACHABLE = "Unreachable"
 PEER_LOST = EXITS[ExitCode.PEER_LOST].name
 PREEMPTED = EXITS[ExitCode.PREEMPTED].name
 STALLED = EXITS[ExitCode.STALLED].name
-
-_JSON_NAMES = {
-    "exit_code": "exitCode",
-    "log_tail": "logTail",
-    "checkpoint_step": "checkpointStep",
-    "counted": "charged",
-}
-"""Of the fields that are called otherwise in JSON."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +192,7 @@ class Failure:
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
-        return {_JSON_NAMES.get(name, name): value for name, value in vars(self).items()}
+        return {key_of(name): value for name, value in vars(self).items()}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Failure:

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
 from trainjob_trainer.contract.exits import find_exception
-from trainjob_trainer.contract.wire import integer
+from trainjob_trainer.contract.wire import integer, key_of
 
 # The counts of a job's restarts: agents and controller exchange them, so that the end of one loses nothing.
 
 
 _LARGEST = 2**31 - 1
 """What a field of the status can hold."""
-
-_JSON_NAMES = {
-    "attempt": "attempt",
-    "counted": "charged",
-    "uncounted": "uncharged",
-    "reset": "refunded",
-    "since_progress": "sinceProgress",
-    "furthest_step": "furthestStep",
-}
 
 
 @dataclass(frozen=True)
@@ -50,14 +41,14 @@ class RestartCounts:
     def from_json(cls, raw: object) -> RestartCounts:
         """Read counts leniently: a missing value or one of an unexpected type is 0, a huge one is cut."""
         values = raw if isinstance(raw, dict) else {}
-        numbers = {name: integer(values.get(key)) for name, key in _JSON_NAMES.items()}
+        numbers = {each.name: integer(values.get(key_of(each.name))) for each in fields(cls)}
         step = numbers.pop("furthest_step")
         counts = {name: min(max(0, number or 0), _LARGEST) for name, number in numbers.items()}
         return cls(**counts, furthest_step=step)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
-        return {key: getattr(self, name) for name, key in _JSON_NAMES.items()}
+        return {key_of(name): value for name, value in vars(self).items()}
 
     @property
     def restarts(self) -> int:

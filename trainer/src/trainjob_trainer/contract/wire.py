@@ -141,3 +141,12 @@ def integer(value: object, least: float = -math.inf) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_INTEGER:
         return value if value >= least else None
     return None
+
+
+_OTHER_KEYS = {"counted": "charged", "uncounted": "uncharged", "reset": "refunded"}
+
+
+def key_of(field: str) -> str:
+    """Return the key of a field in messages: `totalSteps` of `total_steps`."""
+    first, *rest = field.split("_")
+    return _OTHER_KEYS.get(field) or first + "".join(word.capitalize() for word in rest)
