@@ -1,6 +1,6 @@
 """The bundle of every pod with an agent: agent and trainer library in one zip, or a folder of this machine.
 
-The controller copies the trainer's code, and imports nothing of it but the contract.
+The controller copies the trainer's code, and imports nothing of it but the contract that both share.
 """
 
 from __future__ import annotations
