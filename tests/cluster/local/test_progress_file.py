@@ -7,6 +7,8 @@ import pytest
 
 from trainjob.cluster.local.pod import LARGEST_REPORT, ProgressFile
 
+REPORT = '{"state": "training", "step": 1}'
+
 
 def replace(path: Path, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
@@ -18,25 +20,25 @@ def replace(path: Path, text: str) -> None:
 def test_a_report_is_read_once(tmp_path: Path) -> None:
     file = ProgressFile(tmp_path / "progress.json")
     assert not file.has_changed()
-    replace(file.path, '{"step": 1}')
+    replace(file.path, REPORT)
     assert file.has_changed()
     assert not file.has_changed()
-    assert file.report == {"step": 1}
+    assert file.report == {"state": "training", "step": 1}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "x" * (LARGEST_REPORT + 1)])
 def test_what_is_no_report_changes_nothing(text: str, tmp_path: Path) -> None:
     file = ProgressFile(tmp_path / "progress.json")
-    replace(file.path, '{"step": 1}')
+    replace(file.path, REPORT)
     assert file.has_changed()
     replace(file.path, text)
     assert not file.has_changed()
-    assert file.report == {"step": 1}
+    assert file.report == {"state": "training", "step": 1}
 
 
 def test_a_report_whose_file_is_deleted_is_forgotten(tmp_path: Path) -> None:
     file = ProgressFile(tmp_path / "progress.json")
-    replace(file.path, '{"step": 1}')
+    replace(file.path, REPORT)
     file.has_changed()
     file.path.unlink()
     assert file.has_changed()
@@ -48,8 +50,8 @@ def test_a_report_whose_file_is_deleted_is_forgotten(tmp_path: Path) -> None:
 
 def test_the_last_report_of_a_pod_that_is_gone_is_kept(tmp_path: Path) -> None:
     file = ProgressFile(tmp_path / "pod" / "progress.json")
-    replace(file.path, '{"step": 1}')
+    replace(file.path, REPORT)
     file.has_changed()
     shutil.rmtree(tmp_path / "pod")
     assert not file.has_changed()
-    assert file.report == {"step": 1}
+    assert file.report == {"state": "training", "step": 1}
