@@ -20,7 +20,7 @@ WITHOUT = "TRAIN_WITHOUT"
 _SWITCHED = (
     *("memory", "garbage"),
     *("start", "refusals", "strategy", "numbers", "iterators", "order", "reduce", "losses", "fit"),
-    *("saving", "horovod"),
+    *("random", "saving", "horovod"),
 )
 """`garbage` is the import hook's; from `start` on they are the rows of `plain/patches.py`."""
 

@@ -35,6 +35,7 @@ PREPARED = {
     "tensorflow.python.ops.gen_experimental_dataset_ops",
     "keras.src.backend.config",
     "keras.src.backend.tensorflow.trainer",
+    "keras.src.random.seed_generator",
     "keras.src.saving.saving_api",
     "keras.src.models.model",
     "tf_keras.src.engine.training",

@@ -123,24 +123,23 @@ def _further_optimizers(model: Any) -> Iterator[tuple[str, Any]]:
 def create_random_state() -> Any:
     """Return the variable of Keras's random state, created here if necessary; None if it can't be reached.
 
-    Keras creates it per thread, for the first random number without a seed. Devices run in threads of their
-    own, within a step, where no variable can be created: they use this one. Its initial value is a number of
-    Python's `random`, whose state doesn't change.
+    Its initial value is a number of Python's `random`, whose state doesn't change.
     """
     before = random.getstate()
     try:
-        module = importlib.import_module("keras.src.random.seed_generator")
-        state = _shared_by_threads(module)().state
+        return importlib.import_module("keras.src.random.seed_generator").global_seed_generator().state
     except (ImportError, AttributeError):
         return None
     finally:
         random.setstate(before)
-    return state
 
 
-def _shared_by_threads(module: Any) -> Callable[[], Any]:
-    if hasattr(module.global_seed_generator, "__wrapped__"):
-        return module.global_seed_generator  # type: ignore[no-any-return]
+def share_random_state(module: Any) -> None:
+    """Have threads of devices use the main thread's random state in `keras.src.random.seed_generator`.
+
+    Keras creates it per thread, for the first random number without a seed. Devices run in threads of their
+    own, within a step, where no variable can be created.
+    """
     original = module.global_seed_generator
     newest: list[Any] = []
 
@@ -151,7 +150,6 @@ def _shared_by_threads(module: Any) -> Callable[[], Any]:
         return newest[0] if newest else original()
 
     module.global_seed_generator = global_seed_generator
-    return global_seed_generator
 
 
 # Initial weights: those of an earlier model, of another job or of a colleague.

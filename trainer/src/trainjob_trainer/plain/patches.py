@@ -145,6 +145,14 @@ PATCHES = (
         fault={_TRAINER: r"distribute_strategy\.reduce\("},
     ),
     Patch(
+        "random",
+        "keras.src.random.seed_generator.global_seed_generator; random and numpy.random are seeded",
+        "all workers draw alike until a script seeds; the threads of devices have one state, which "
+        "checkpoints hold, where Keras would create a variable within a step",
+        {"keras.src.random.seed_generator": "engine.model_state.share_random_state"},
+        fault={"keras.src.random.seed_generator": r"global_state\.get_global_attribute"},
+    ),
+    Patch(
         "saving",
         "save_model and save_weights of keras.src.saving.saving_api, Model.export",
         "no two workers write one file, and every worker reads back what it has saved",
