@@ -17,7 +17,7 @@ from trainjob.client import doctor_all_reduce, doctor_looks
 from trainjob.client.doctor import PERMISSIONS, TensorFlow
 from trainjob.cluster.kube.config import Access
 from trainjob.core.manifests import build_objects, count_gpus
-from trainjob_trainer.plain.patches import PATCHES
+from trainjob_trainer.patches import PATCHES
 
 CRD = {"metadata": {"name": "trainjobs.trainjob.dev", "annotations": {"trainjob.dev/version": "0.1.0"}}}
 DEPLOYMENT = {

@@ -32,7 +32,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 
 import trainjob_trainer
-from trainjob_trainer.plain.patches import fit_class
+from trainjob_trainer.patches import fit_class
 
 LIBRARY = Path(trainjob_trainer.__file__).parent
 Trainer = fit_class(keras_trainer)

@@ -18,7 +18,7 @@ from trainjob_trainer.engine.replica_share import (
     without_share,
 )
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain.patches import prepare_fit
+from trainjob_trainer.patches import prepare_fit
 
 TRUE, PREDICTED = tf.zeros([2, 1]), tf.constant([[1.0], [3.0]])
 MEAN, SUM = 2.0, 4.0

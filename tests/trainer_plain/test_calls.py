@@ -15,6 +15,7 @@ from tensorflow.python.distribute import values
 
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.evaluation import Scoring
+from trainjob_trainer.patches import PATCHES, _has_expected_form, prepare_fit
 from trainjob_trainer.plain import traced_steps
 from trainjob_trainer.plain.data import (
     EVALUATION_BATCHES,
@@ -22,7 +23,6 @@ from trainjob_trainer.plain.data import (
     JobEpochs,
     _others_at_end,
 )
-from trainjob_trainer.plain.patches import PATCHES, _has_expected_form, prepare_fit
 from trainjob_trainer.plain.trainer import (
     TEST_METHODS,
     JobTrainer,

@@ -9,7 +9,7 @@ import pytest
 
 from support.trainer.plain import SCRIPTS, run_job
 from trainjob_trainer.environment import _SWITCHED
-from trainjob_trainer.plain.patches import PATCHES
+from trainjob_trainer.patches import PATCHES
 from trainjob_trainer.plain.trainer import fixed_batch_trouble
 
 

@@ -9,7 +9,7 @@ import keras.src.backend.tensorflow.trainer as keras_trainer
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.plain.patches import prepare_fit
+from trainjob_trainer.patches import prepare_fit
 
 
 def outcome():

@@ -22,7 +22,7 @@ _SWITCHED = (
     *("start", "refusals", "strategy", "numbers", "iterators", "order", "reduce", "losses", "fit"),
     *("random", "saving", "horovod"),
 )
-"""`garbage` is the import hook's; from `start` on they are the rows of `plain/patches.py`."""
+"""`garbage` is the import hook's; from `start` on they are the rows of `patches.py`."""
 
 
 def is_without(change: str, env: Mapping[str, str]) -> bool:

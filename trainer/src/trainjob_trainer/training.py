@@ -23,9 +23,9 @@ from trainjob_trainer.engine.metric_state import LAST_EPOCH, OverAll, read_resul
 from trainjob_trainer.engine.not_finite import FiniteWatch, OnNan
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.engine.work_time import OwnTime
+from trainjob_trainer.patches import prepare_fit
 from trainjob_trainer.plain.callbacks import LastCallback
 from trainjob_trainer.plain.fit_call import FitCall, Seen
-from trainjob_trainer.plain.patches import prepare_fit
 from trainjob_trainer.plain.process import PlainProcess, running_as
 from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import TrainingPlan

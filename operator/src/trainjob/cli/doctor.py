@@ -14,7 +14,7 @@ from trainjob.cli.ending import Exit, describe_exits, ends_quietly, print_lines
 from trainjob.cli.options import Duration, cluster_options
 from trainjob.cli.script_options import RUNS, read_output
 from trainjob.client.connection import ClusterOptions
-from trainjob_trainer.plain.patches import PATCHES
+from trainjob_trainer.patches import PATCHES
 
 if TYPE_CHECKING:
     from trainjob.client.doctor import Check

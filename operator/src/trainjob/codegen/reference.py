@@ -21,7 +21,7 @@ from trainjob.codegen.rbac import (
     kueue_rules,
     own_rules,
 )
-from trainjob_trainer.plain.patches import PATCHES, Patch
+from trainjob_trainer.patches import PATCHES, Patch
 
 # The JSON schema for editors.
 
@@ -297,7 +297,7 @@ def _resources(rule: RbacRule) -> str:
 
 _PATCHES = """# What a job replaces in TensorFlow and Keras
 
-<!-- Generated from trainer/src/trainjob_trainer/plain/patches.py by `make generate`; edit it there. -->
+<!-- Generated from trainer/src/trainjob_trainer/patches.py by `make generate`; edit it there. -->
 
 All of it: each row is made right after the import of its module, and only in a process of a job.
 [How it works](../how-it-works.md) walks through a `fit`. `trainjob doctor --patches` prints this table and

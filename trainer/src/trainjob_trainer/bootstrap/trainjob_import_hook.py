@@ -76,7 +76,7 @@ def renew() -> None:
         one.seed(job_seed())
     process: Any = sys.modules.get(f"{LIBRARY}.plain.process")
     if process is not None:
-        from trainjob_trainer.plain.patches import prepare_loaded
+        from trainjob_trainer.patches import prepare_loaded
 
         process.forget_environment()
         prepare_loaded()
@@ -282,6 +282,6 @@ def _prepare(module: Any) -> None:
             one.seed(job_seed())
         _seeded.extend(added)
         return
-    from trainjob_trainer.plain.patches import prepare
+    from trainjob_trainer.patches import prepare
 
     prepare(module)

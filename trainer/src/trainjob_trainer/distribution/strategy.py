@@ -14,7 +14,7 @@ from trainjob_trainer.distribution.first_worker import bear_pauses, explained
 from trainjob_trainer.distribution.first_worker import listens as is_listening
 from trainjob_trainer.environment import is_from_agent
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain.patches import prepare
+from trainjob_trainer.patches import prepare
 from trainjob_trainer.reporting.progress import ProgressFile, announce
 from trainjob_trainer.task import Task
 

@@ -27,9 +27,9 @@ from trainjob_trainer.engine.replica_share import added, by_share, retried, with
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.patches import fit_class
 from trainjob_trainer.plain.data import UNEQUAL_ROWS, Batches, JobEpochs, of_one_replica
 from trainjob_trainer.plain.fit_call import Seen
-from trainjob_trainer.plain.patches import fit_class
 from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
 from trainjob_trainer.plain.refusals import is_in_a_job
 from trainjob_trainer.plain.strategy import bring_in, meet
