@@ -3,12 +3,14 @@
 Every replica runs this same file: workers train, the evaluator scores their checkpoints.
 """
 
+import argparse
+
 import keras
 import tensorflow as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from trainjob_trainer import Recipe, train_and_evaluate
+from trainjob_trainer import train_and_evaluate
 
 
 def scans(heldout: bool) -> tf.data.Dataset:
@@ -46,7 +48,7 @@ def model() -> keras.Model:
         ]
     )
     net.compile(
-        optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, decay_steps=25 * 22)),
+        optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, decay_steps=25 * 23)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -54,4 +56,7 @@ def model() -> keras.Model:
 
 
 if __name__ == "__main__":
-    train_and_evaluate(model, train, heldout, Recipe.from_command_line(epochs=25, global_batch=64))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=25)
+    epochs = parser.parse_args().epochs
+    train_and_evaluate(model, train, heldout, epochs=epochs, global_batch=64)

@@ -7,7 +7,7 @@ have no bfloat16, Keras scales the loss, and the scale decides on the gradients 
 import keras
 from digits import heldout, train
 
-from trainjob_trainer import Recipe, train_and_evaluate
+from trainjob_trainer import train_and_evaluate
 
 
 def model() -> keras.Model:
@@ -32,4 +32,4 @@ def model() -> keras.Model:
 
 
 if __name__ == "__main__":
-    train_and_evaluate(model, train, heldout, Recipe.from_command_line(epochs=15, global_batch=64))
+    train_and_evaluate(model, train, heldout, epochs=15, global_batch=64)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from trainjob_trainer import Recipe, train_and_evaluate
+from trainjob_trainer import train_and_evaluate
 
 
 def scans(heldout: bool) -> tf.data.Dataset:
@@ -50,4 +50,4 @@ def model() -> keras.Model:
 
 
 if __name__ == "__main__":
-    train_and_evaluate(model, train, heldout, Recipe.from_command_line(epochs=20, global_batch=32))
+    train_and_evaluate(model, train, heldout, epochs=20, global_batch=32)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from trainjob_trainer import Part, Recipe, interleaved, train_and_evaluate
+from trainjob_trainer import interleaved, train_and_evaluate
 
 DATA = Path(os.environ.get("TRAINJOB_OUTPUT_DIR", "output")) / "data"
 FILES = 8
@@ -61,8 +61,10 @@ def parse(serialized):
     return tf.cast(pixels, tf.float32) / 16.0, example["digit"]
 
 
-def train(part: Part) -> tf.data.Dataset:
-    return interleaved(files("train"), parse, part=part)
+def train() -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    return interleaved(files("train"), parse).with_options(options)
 
 
 def heldout() -> tf.data.Dataset:
@@ -90,4 +92,4 @@ def model() -> keras.Model:
 
 
 if __name__ == "__main__":
-    train_and_evaluate(model, train, heldout, Recipe.from_command_line(epochs=15, global_batch=64))
+    train_and_evaluate(model, train, heldout, epochs=15, steps_per_epoch=22, global_batch=64)

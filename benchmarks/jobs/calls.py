@@ -1,4 +1,4 @@
-"""Hears of each call of many steps that the library makes in this process."""
+"""Hears of each call of many steps that Keras's `fit` makes in this process."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def after_each_call(do: Callable[[int], object]) -> None:
-    """From now on call `do` with the steps done, after each call and before it is recorded."""
-    from trainjob_trainer import recorder  # noqa: PLC0415 - when it is imported is the script's to say
+    """From now on call `do` with the steps done, after each call and before it is reported."""
+    from trainjob_trainer.reporting.step_times import StepClock  # noqa: PLC0415 - when it is imported is the script's to say
 
-    record = recorder.Recorder.record_call
+    look = StepClock.look
 
-    def record_after(self: Any, step: int, *rest: Any) -> None:
+    def look_after(self: Any, step: int, *rest: Any) -> Any:
         do(step)
-        record(self, step, *rest)
+        return look(self, step, *rest)
 
-    recorder.Recorder.record_call = record_after  # type: ignore[method-assign]
+    StepClock.look = look_after  # type: ignore[method-assign]

@@ -50,7 +50,7 @@ def library() -> tuple[float, float]:
 
     stepped: list[tuple[float, float]] = []
     after_each_call(lambda _: stepped.append((age(), time.monotonic())))
-    train_and_evaluate(model, examples, examples, steps=STEPS, global_batch=GLOBAL_BATCH, export=False)
+    train_and_evaluate(model, examples, steps_per_epoch=STEPS, global_batch=GLOBAL_BATCH, export=False)
     return stepped[0][0], stepped[-1][1]
 
 

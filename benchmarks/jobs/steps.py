@@ -160,17 +160,15 @@ def library() -> tuple[float, float]:
     after_each_call(lambda step: moments.append((step, time.perf_counter())))
     time_comparisons()
 
-    def train() -> Any:
-        return examples().repeat().take(EPOCH_STEPS * GLOBAL_BATCH) if EPOCH_STEPS else examples().repeat()
-
     result = train_and_evaluate(
         lambda: build(keras),
-        train,
-        lambda: examples().take(GLOBAL_BATCH),
-        steps=WARM + TIMED,
+        examples().repeat(),
+        epochs=(WARM + TIMED) // EPOCH_STEPS if EPOCH_STEPS else 1,
+        steps_per_epoch=EPOCH_STEPS or WARM + TIMED,
         global_batch=GLOBAL_BATCH,
         checkpoint_every=min(CHECKPOINT_EVERY, TIMED // 3) or None,
         shuffle=False,
+        verbose=0,
     )
     timed = [moment for moment in moments if moment[0] >= WARM]
     seconds = (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0])

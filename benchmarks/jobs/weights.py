@@ -47,7 +47,8 @@ def examples() -> Any:
     return tf.data.Dataset.from_tensor_slices((images, random.integers(0, 10, 500)))
 
 
-result = train_and_evaluate(model, examples, examples, steps=STEPS, global_batch=GLOBAL_BATCH, export=False)
+settings = {"steps_per_epoch": STEPS, "global_batch": GLOBAL_BATCH, "export": False}
+result = train_and_evaluate(model, examples, **settings)
 if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
     values = [
         np.asarray(v.value.values[0] if hasattr(v.value, "values") else v.value)

@@ -65,7 +65,7 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     ("spec.output.ephemeral", {"volumeClaimTemplate": {}}, ".volumeClaimTemplate.spec", "required"),
     # settings of the trainer
     (f"{TRAINER}.env", [{"name": "TRAIN_EPOCH"}], "[0].name", 'TRAIN_; did you mean "TRAIN_EPOCHS"?'),
-    ("spec.worker.env", [{"name": "TRAIN_MODEL"}], "[0].name", "If it is your script's own, set it in"),
+    ("spec.worker.env", [{"name": "TRAIN_SEEDS"}], "[0].name", "If it is your script's own, set it in"),
 )  # fmt: skip
 
 

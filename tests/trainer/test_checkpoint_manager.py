@@ -34,9 +34,8 @@ def test_only_with_an_agent_a_step_may_take_the_whole_grace(
     """Without one the kubelet's SIGKILL may come at any time after the default grace."""
     task = Task("worker", index, {"worker": ("a:1", "b:1")})
     stop = SimpleNamespace(patience_seconds=0.0, is_futile=None)
-    replica: Any = SimpleNamespace(
-        task=task, stop=stop, store=None, environment=Environment.from_environment(env, task)
-    )
-    with CheckpointWriter(replica).patient():
+    process: Any = SimpleNamespace(task=task, stop=stop, environment=Environment.from_environment(env, task))
+    store: Any = None
+    with CheckpointWriter(process, store).patient():
         assert stop.patience_seconds == seconds
     assert stop.patience_seconds == 0.0

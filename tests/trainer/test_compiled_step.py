@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from support.trainer.steps import Steps
-from trainjob_trainer.engine.model_state import build_model
+from support.trainer.steps import Steps, build_model
 
 BATCH, STEPS = 4, 7
 SPEC = (
@@ -56,7 +55,7 @@ def batches() -> Any:
 
 def trained(compiled: bool, *more: keras.layers.Layer) -> tuple[Any, dict[str, float]]:
     strategy = tf.distribute.get_strategy()
-    net = build_model(strategy, lambda: model(compiled, *more), SPEC, seed=3)
+    net = build_model(lambda: model(compiled, *more), SPEC, seed=3)
     return net, Steps(strategy, net).run(batches(), STEPS)
 
 

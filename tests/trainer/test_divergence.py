@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from support.trainer.alone import replica
-from trainjob_trainer import InvalidConfiguration, PeerLost, Preempted, Task, WeightsDiverged
-from trainjob_trainer.checkpoint.snapshot import NamedArray, local_components, variable_name
-from trainjob_trainer.checkpoint_manager import CheckpointManager
+from support.trainer.alone import train
+from trainjob_trainer import PeerLost, Preempted, Task, WeightsDiverged
+from trainjob_trainer.checkpoint.snapshot import local_components, variable_name
+from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution import divergence
 from trainjob_trainer.distribution.divergence import (
     Apart,
@@ -25,9 +25,8 @@ from trainjob_trainer.distribution.divergence import (
     hash_of,
     mirrored,
 )
-from trainjob_trainer.early_stopping import Selection
 from trainjob_trainer.engine.gradient_path import _note_gathered
-from trainjob_trainer.recipe import TrainingPlan, from_environment
+from trainjob_trainer.engine.steps_per_execution import Looks
 
 THREE = {"worker": ("a:1", "b:1", "c:1")}
 MIRRORED = tf.distribute.MirroredStrategy(["CPU:0"])
@@ -284,82 +283,57 @@ def test_where_one_rounds_differently_or_does_not_want_to_nobody_compares(
     assert bool(told) == bool(printed)
 
 
-@pytest.mark.parametrize(
-    ("environment", "otherwise", "expected"),
-    [
-        ({}, True, True),
-        ({}, False, False),
-        ({"TRAIN_COMPARE_WEIGHTS": "false"}, True, False),
-        ({"TRAIN_COMPARE_WEIGHTS": "on"}, False, True),
-    ],
-)
-def test_the_environment_decides(environment: dict[str, str], otherwise: bool, expected: bool) -> None:
-    assert from_environment("compare_weights", environment, otherwise) is expected
+def compared(monkeypatch: pytest.MonkeyPatch, apart_at: int | None = None) -> list[int]:
+    """Return the list of steps that will be compared; the workers have come apart at one."""
+    steps: list[int] = []
 
-
-def test_other_words_are_refused() -> None:
-    with pytest.raises(InvalidConfiguration, match="TRAIN_COMPARE_WEIGHTS: must be true or false, got 'no!'"):
-        from_environment("compare_weights", {"TRAIN_COMPARE_WEIGHTS": "no!"}, True)
-
-
-class Steps:
-    """A course of ten steps on the writer, with a checkpoint every four."""
-
-    def __init__(self, folder: Path, apart_at: int | None = None) -> None:
-        self.replica = replica(folder)
-        self.apart_at = apart_at
-        self.compared: list[int] = []
-        plan = TrainingPlan(total_steps=10, epoch_steps=5, checkpoint_every=4, global_batch=1)
-        self.checkpoints = CheckpointManager(
-            self.replica,
-            plan,
-            Selection(self.replica, None),
-            {},
-            lambda: {"model": [NamedArray("weight", np.zeros(1))]},
-            agree=lambda one: one,
-            compare=self._compare,
-        )
-
-    def _compare(self, step: int) -> None:
-        assert step not in self.saved()
-        self.compared.append(step)
-        if step == self.apart_at:
+    def compare(self: WeightsWatch, groups: Any, step: int) -> None:
+        steps.append(step)
+        if step == apart_at:
             raise WeightsDiverged("apart")
 
-    def saved(self) -> list[int]:
-        self.checkpoints.writer.settle()
-        return self.replica.store.steps()
-
-    def run(self) -> None:
-        for step in range(1, 11):
-            self.checkpoints.between_steps(step)
-        self.checkpoints.end(10, {})
+    monkeypatch.setattr(WeightsWatch, "compare", compare)
+    return steps
 
 
-def test_each_checkpoint_is_compared_before_it_is_written(tmp_path: Path) -> None:
-    steps = Steps(tmp_path)
-    steps.run()
-    assert steps.compared == steps.saved() == [4, 8, 10]
+def saved(folder: Path) -> list[int]:
+    return CheckpointStore(folder / "checkpoints").steps()
 
 
-@pytest.mark.parametrize(("apart_at", "saved"), [(4, []), (8, [4]), (10, [4, 8])])
-def test_what_has_come_apart_is_not_saved(apart_at: int, saved: list[int], tmp_path: Path) -> None:
-    steps = Steps(tmp_path, apart_at)
-    with pytest.raises(WeightsDiverged):
-        steps.run()
-    assert steps.saved() == saved
-    assert steps.replica.store.final() is None
-
-
-@pytest.mark.parametrize(("apart_at", "error", "saved"), [(None, Preempted, [3]), (3, WeightsDiverged, [])])
-def test_so_is_what_is_saved_because_the_process_is_to_end(
-    apart_at: int | None, error: type[Exception], saved: list[int], tmp_path: Path
+def test_each_checkpoint_is_compared_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = Steps(tmp_path, apart_at)
-    steps.replica.stop._requested.set()
+    steps = compared(monkeypatch)
+    train(tmp_path, epochs=5, checkpoint_every=4)
+    assert steps == saved(tmp_path) == [4, 8, 10]
+
+
+@pytest.mark.parametrize(("apart_at", "expected"), [(4, []), (8, [4]), (10, [4, 8])])
+def test_what_has_come_apart_is_not_saved(
+    apart_at: int, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared(monkeypatch, apart_at)
+    with pytest.raises(WeightsDiverged):
+        train(tmp_path, epochs=5, checkpoint_every=4)
+    assert saved(tmp_path) == expected
+    assert CheckpointStore(tmp_path / "checkpoints").final() is None
+
+
+@pytest.mark.parametrize(
+    ("apart_at", "error", "expected"), [(None, Preempted, [3]), (3, WeightsDiverged, [])]
+)
+def test_so_is_what_is_saved_because_the_process_is_to_end(
+    apart_at: int | None,
+    error: type[Exception],
+    expected: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Looks, "after_call", lambda _, wishes, **__: wishes())  # after each call
+    steps = compared(monkeypatch, apart_at)
     with pytest.raises(error):
-        steps.checkpoints.between_steps(3)
-    assert (steps.compared, steps.saved()) == ([3], saved)
+        train(tmp_path, epochs=5, checkpoint_every=4, stopped_at=3)
+    assert (steps, saved(tmp_path)) == ([3], expected)
 
 
 def test_a_replicas_own_component_is_what_is_hashed() -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainjob_trainer import Environment, InvalidConfiguration, Task
 from trainjob_trainer.checkpoint.fence import build_fence
-from trainjob_trainer.environment import Generation, is_smoke, script_name
+from trainjob_trainer.environment import Generation, is_smoke, script_name, setting
 
 WORKER = Task("worker", 0, {})
 EVALUATOR = Task("evaluator", 0, {})
@@ -147,3 +148,44 @@ def test_only_a_writer_that_belongs_to_a_job_is_fenced(task: Task, epoch: str, f
     environment = Environment.from_environment({"TRAINJOB_EPOCH": epoch}, task)
 
     assert (build_fence(task, environment) is not None) is fenced
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "in_code", "expected"),
+    [
+        ("epochs", {}, None, 1),
+        ("epochs", {}, 3, 3),
+        ("epochs", {"TRAIN_EPOCHS": "5"}, 3, 5),
+        ("export", {}, False, False),
+        ("export", {"TRAIN_EXPORT": "on"}, False, True),
+        ("compare_weights", {"TRAIN_COMPARE_WEIGHTS": "No"}, None, False),
+        ("global_batch", {}, None, None),
+        ("output", {"TRAIN_OUTPUT": "there"}, None, "there"),
+        ("resume_data", {"TRAIN_RESUME_DATA": "epoch"}, None, "epoch"),
+        ("seed", {"TRAIN_SEED": "-1"}, None, -1),
+    ],
+)
+def test_the_environment_comes_before_the_code_and_the_code_before_the_default(
+    name: str, env: dict[str, str], in_code: Any, expected: Any
+) -> None:
+    assert setting(name, env, in_code) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "in_code", "words"),
+    [
+        ("epochs", {"TRAIN_EPOCHS": "0"}, None, "TRAIN_EPOCHS: must be a whole number of at least 1, got 0"),
+        ("epochs", {"TRAIN_EPOCHS": "two"}, None, "TRAIN_EPOCHS: must be a whole number .*, got 'two'"),
+        ("epochs", {}, True, "epochs: must be a whole number of at least 1, got True"),
+        ("seed", {}, 1.5, "seed: must be a whole number, got 1.5"),
+        ("resume", {"TRAIN_RESUME": "no!"}, None, "TRAIN_RESUME: must be true or false, got 'no!'"),
+        ("shuffle", {}, "yes", "shuffle: must be true or false, got 'yes'"),
+        ("on_nan", {"TRAIN_ON_NAN": "Stop"}, None, "TRAIN_ON_NAN: must be one of 'stop', 'skip', 'ignore'"),
+        ("output", {}, 3, "output: must be a text, got 3"),
+    ],
+)
+def test_a_value_that_a_setting_cannot_have_is_refused(
+    name: str, env: dict[str, str], in_code: Any, words: str
+) -> None:
+    with pytest.raises(InvalidConfiguration, match=words):
+        setting(name, env, in_code)

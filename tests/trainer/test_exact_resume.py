@@ -11,19 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from support.trainer.alone import Interrupting, Killed, record_writers
+from support.trainer import alone
+from support.trainer.alone import Killed, record_writers
 from support.trainer.checkpoints import final_variables, largest_difference
-from trainjob_trainer import Environment, Preempted, Task
+from trainjob_trainer import Preempted, Result
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.edge import StopRequest
-from trainjob_trainer.library import Result, _Request, _train
-from trainjob_trainer.recipe import Recipe
-from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import ProgressFile
 
-STRATEGY = tf.distribute.get_strategy()
-STEPS, EPOCH_STEPS, BATCH, EVERY = 31, 7, 4, 5
-EXAMPLES = EPOCH_STEPS * BATCH + 2  # a rest is carried over into the next epoch
+EPOCHS, EPOCH_STEPS, BATCH, EVERY = 4, 8, 4, 5
+EXAMPLES = EPOCH_STEPS * BATCH - 2  # the last batch of an epoch is smaller
 INPUTS = np.random.default_rng(0).normal(size=(EXAMPLES, 3)).astype("float32")
 
 
@@ -107,39 +102,19 @@ def shuffled_without_a_seed() -> Any:
     return examples().shuffle(EXAMPLES)
 
 
-def from_a_step(step: int) -> Any:
-    def example(number: Any) -> Any:
-        inputs = tf.random.stateless_normal([3], [7, number])
-        return inputs, tf.reduce_sum(inputs, keepdims=True)
-
-    return tf.data.Dataset.counter(tf.constant(step * BATCH, tf.int64)).map(example)
+def endless() -> Any:
+    return shuffled_by_its_own().repeat()
 
 
-def train(
-    folder: Path,
-    data: Callable[..., Any],
-    build: Callable[[], Any] = model,
-    *,
-    killed_at: int | None = None,
-    stopped_at: int | None = None,
-    shuffle: bool = True,
-) -> Result:
-    def kill() -> None:
-        raise Killed
+def batches() -> Any:
+    return shuffled_by_its_own().batch(BATCH)
 
-    stop = StopRequest()
-    progress = ProgressFile(None)
-    if killed_at is not None:
-        progress = Interrupting(killed_at, kill)
-    if stopped_at is not None:
-        progress = Interrupting(stopped_at, stop._requested.set)
-    task = Task("worker", 0, {"worker": ("of-one:1",)})  # in a cluster training is not followed by evaluation
-    environment = Environment.from_environment({"TRAINJOB_OUTPUT_DIR": str(folder)}, task)
-    replica = Replica(task, environment, CheckpointStore(environment.checkpoint_dir), progress, stop)
-    keras.utils.clear_session()  # names of layers are numbered within a process
+
+def train(folder: Path, data: Callable[..., Any], build: Callable[[], Any] = model, **words: Any) -> Result:
     keras.utils.set_random_seed(42)
-    recipe = Recipe(steps=STEPS, global_batch=BATCH, checkpoint_every=EVERY, shuffle=shuffle, export=False)
-    return _train(replica, STRATEGY, _Request(build, data, examples, recipe))
+    steps = EPOCH_STEPS if data is endless else None
+    settings = {"epochs": EPOCHS, "steps_per_epoch": steps, "global_batch": BATCH, "checkpoint_every": EVERY}
+    return alone.train(folder, build, data, examples, **{**settings, **words})
 
 
 @pytest.mark.parametrize(
@@ -148,11 +123,12 @@ def train(
         (examples, model, True),
         (shuffled_by_its_own, model, False),
         (shuffled_without_a_seed, model, False),
-        (from_a_step, model, True),
+        (endless, model, False),
+        (batches, model, True),
         (examples, two_optimizers, True),
         (examples, accumulating, True),
     ],
-    ids=["ours", "theirs", "theirs without a seed", "by the step", "two optimizers", "accumulating"],
+    ids=["ours", "theirs", "theirs without a seed", "endless", "batches", "two optimizers", "accumulating"],
 )
 def test_a_run_that_is_cut_off_ends_as_one_that_is_not(
     data: Callable[..., Any],
@@ -175,10 +151,11 @@ def test_a_run_that_is_cut_off_ends_as_one_that_is_not(
     assert resumed.metrics == pytest.approx(whole.metrics, rel=1e-6)
 
 
-def test_one_that_is_killed_after_its_last_step_knows_the_last_epochs_metrics(tmp_path: Path) -> None:
+def test_one_that_has_ended_is_restored_where_its_script_has_not(tmp_path: Path) -> None:
     whole = train(tmp_path, examples)
     CheckpointStore(tmp_path / "checkpoints").clear_final()
 
-    assert train(tmp_path, examples).metrics == whole.metrics
+    again = train(tmp_path, examples)
+    assert (again.step, again.metrics) == (whole.step, whole.metrics)
     held = {name.partition("/")[0] for name in final_variables(tmp_path)}
-    assert held == {"model", "optimizer", "random", "last-epoch", "settings"}
+    assert held == {"model", "optimizer", "random", "fit"}

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from support.trainer.alone import examples, replica, train
-from support.trainer.processes import jsonl
+from support.trainer.alone import train
+from trainjob_trainer.checkpoint.store import CheckpointStore
 
 LOAD = """
 import json, sys
@@ -29,13 +29,13 @@ print(by_keras.optimizer.iterations.numpy())
 
 
 def test_a_fresh_process_loads_the_model_without_this_package(tmp_path: Path) -> None:
-    trained = train(tmp_path, steps=3).model
+    trained = train(tmp_path, epochs=2, export=True).model
     command = [sys.executable, "-c", LOAD, str(tmp_path / "model")]
     by_keras, step = subprocess.run(command, capture_output=True, check=True).stdout.splitlines()[-2:]
     expected = trained(np.arange(6, dtype="float32").reshape(2, 3)).numpy()
     for loaded in json.loads(by_keras):
         np.testing.assert_allclose(loaded, expected, rtol=1e-6)
-    assert int(step) == 3
+    assert int(step) == 4
 
 
 class Unwritable(keras.layers.Layer):
@@ -55,20 +55,14 @@ def test_a_model_that_keras_cannot_write_is_told_of_and_the_training_is_finished
         net.compile("sgd", "mse")
         return net
 
-    train(tmp_path, steps=3, build=build)
+    train(tmp_path, build, export=True)
     printed = capfd.readouterr().err
     assert "trainjob: the model can't be written as model.keras: " in printed
-    assert f"trainjob: the model is in {tmp_path / 'model'}: saved_model\n" in printed
-    assert replica(tmp_path).store.final() is not None
+    assert "trainjob: the model can't be written as saved_model: " in printed
+    assert not (tmp_path / "model").exists()
+    assert CheckpointStore(tmp_path / "checkpoints").final() is not None
 
 
 def test_nothing_is_written_where_it_is_not_wanted(tmp_path: Path) -> None:
-    train(tmp_path, steps=3, export=False)
+    train(tmp_path, export=False)
     assert not (tmp_path / "model").exists()
-
-
-def test_the_test_set_is_for_the_final_checkpoint_alone(tmp_path: Path) -> None:
-    train(tmp_path, steps=3, test=lambda: examples().take(3))
-    results = list(jsonl(tmp_path / "evaluator" / "evaluations.jsonl"))
-    assert [sorted(one["metrics"]) for one in results] == [["loss", "test_loss"]]
-    assert results[-1]["metrics"]["test_loss"] > 0

@@ -95,7 +95,7 @@ def sites(tmp_path: Path, source: str) -> list[Site]:
 
     class Model:
         def fit(self) -> None:
-            found.append(find_site("fit", inspect.currentframe().f_back))  # type: ignore[union-attr]
+            found.append(find_site(inspect.currentframe().f_back))  # type: ignore[union-attr]
 
     file = tmp_path / str(len(list(tmp_path.iterdir()))) / "train.py"
     file.parent.mkdir()

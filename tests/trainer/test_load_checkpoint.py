@@ -15,7 +15,7 @@ from trainjob_trainer import CheckpointMismatch, CheckpointUnreadable, load_chec
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("trained")
-    return folder / "checkpoints", train(folder, steps=4, checkpoint_every=2, export=False).model
+    return folder / "checkpoints", train(folder, epochs=2, checkpoint_every=2).model
 
 
 def test_the_newest_one_with_its_optimizer(trained: tuple[Path, Any]) -> None:

@@ -9,26 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trainjob_trainer import InvalidConfiguration, NotFinite, Task
+from trainjob_trainer import NotFinite, Task
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.engine.not_finite import FiniteWatch, Found, OnNan, workers_of
 
 TWO = Task("worker", 0, {"worker": ("a:1", "b:1")})
 CHIEF = Task("worker", 0, {"worker": ("a:1",), "chief": ("b:1",)})
 ALONE = Task("worker", 0, {})
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [({}, OnNan.STOP), ({"TRAIN_ON_NAN": ""}, OnNan.STOP), ({"TRAIN_ON_NAN": "ignore"}, OnNan.IGNORE)],
-)
-def test_a_script_is_told_by_its_environment(environment: dict[str, str], expected: OnNan) -> None:
-    assert OnNan.from_environment(environment) is expected
-
-
-def test_other_words_are_refused() -> None:
-    with pytest.raises(InvalidConfiguration, match=r"TRAIN_ON_NAN: must be one of .*, got 'Stop'"):
-        OnNan.from_environment({"TRAIN_ON_NAN": "Stop"})
 
 
 @pytest.mark.parametrize(

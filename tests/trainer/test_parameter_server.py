@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,10 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer import Environment, InvalidConfiguration, NotFinite, Preempted, Task
+from support.trainer.alone import process
+from trainjob_trainer import InvalidConfiguration, NotFinite, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.data.source import TrainingSource, build_share
 from trainjob_trainer.distribution.strategy import wait_for_servers
-from trainjob_trainer.early_stopping import Rule, Selection
 from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.model_state import optimizers_of
@@ -26,17 +26,15 @@ from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.parameter_server import (
     Block,
     CoordinatorLoop,
+    Course,
     Tally,
     add_on_server,
+    build_share,
     many_steps,
     next_block,
+    shuffled_passes,
     wait_for_end,
 )
-from trainjob_trainer.recipe import TrainingPlan
-from trainjob_trainer.recorder import Recorder
-from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.training import Training
 
 TASK = Task("chief", 0, {"chief": ("a:1",), "worker": ("b:1", "c:1"), "ps": ("d:1",)})
 
@@ -89,13 +87,30 @@ def test_a_server_waits_for_a_chief_that_has_not_finished() -> None:
     assert next(finished, None) is None
 
 
-def stream(count: int, position: int = 0) -> Any:
-    source = TrainingSource(lambda: tf.data.Dataset.range(count))
-    return source.stream(step=position, global_batch=1, seed=1, shuffle=False)[0]
+def first(stream: Any, count: int) -> list[int]:
+    return [int(value) for value in stream.take(count)]
+
+
+def test_each_pass_has_another_order_which_depends_on_seed_and_pass_alone() -> None:
+    tf.random.set_seed(5)
+    numbers = tf.data.Dataset.range(10)
+    whole = first(shuffled_passes(numbers, 1, 0), 30)
+    tf.random.set_seed(0)
+    assert first(shuffled_passes(numbers, 1, 1), 20) == whole[10:]
+    assert first(shuffled_passes(numbers, 2, 0), 10) != whole[:10]
+    passes = [whole[at : at + 10] for at in (0, 10, 20)]
+    assert all(sorted(one) == list(range(10)) for one in passes)
+    assert len(set(map(tuple, passes))) == 3
+
+
+def test_workers_have_the_shuffled_examples_too() -> None:
+    share = build_share(shuffled_passes(tf.data.Dataset.range(6), 1, 0), workers=2, batch=3)
+    shares = [next(iter(share(tf.constant(i, tf.int64))))[1].numpy().tolist() for i in range(2)]
+    assert sorted(shares[0] + shares[1]) == list(range(6))
 
 
 def test_each_worker_reads_its_own_share() -> None:
-    share = build_share(stream(12), workers=3, batch=2)
+    share = build_share(tf.data.Dataset.range(12).repeat(), workers=3, batch=2)
     shares = [list(share(tf.constant(i, tf.int64)).take(2).as_numpy_iterator()) for i in range(3)]
     assert [[whose for whose, _ in pairs] for pairs in shares] == [[0, 0], [1, 1], [2, 2]]
     batches = [[batch.tolist() for _, batch in pairs] for pairs in shares]
@@ -103,8 +118,7 @@ def test_each_worker_reads_its_own_share() -> None:
 
 
 def test_a_worker_keeps_examples_in_memory() -> None:
-    source = TrainingSource(lambda: tf.data.Dataset.range(4).cache())
-    share = build_share(source.stream(step=0, global_batch=1, seed=1, shuffle=False)[0], workers=2, batch=2)
+    share = build_share(tf.data.Dataset.range(4).cache().repeat(), workers=2, batch=2)
     batches = share(tf.constant(1, tf.int64)).take(3)
     assert [batch.numpy().tolist() for _, batch in batches] == [[1, 3]] * 3
 
@@ -125,7 +139,7 @@ def generated() -> Any:
     ],
 )
 def test_data_that_takes_python_is_refused(dataset: Any) -> None:
-    with pytest.raises(InvalidConfiguration, match=r"train\(\) calls Python"):
+    with pytest.raises(InvalidConfiguration, match="train calls Python"):
         build_share(dataset, workers=2, batch=2)
 
 
@@ -218,47 +232,25 @@ class Workers:
         del state
 
 
-def build_loop(
-    folder: Path,
-    workers: Workers,
-    stop: StopRequest,
-    rule: Rule = Rule(),  # noqa: B008 - it is frozen
-) -> tuple[CoordinatorLoop, CheckpointStore]:
-    environment = Environment.from_environment({"TRAINJOB_OUTPUT_DIR": str(folder)}, TASK)
-    store = CheckpointStore(environment.checkpoint_dir, 10)
+def build_loop(folder: Path, workers: Workers, stop: StopRequest) -> tuple[CoordinatorLoop, CheckpointStore]:
+    me = dataclasses.replace(process(folder, task=TASK, keep=10), stop=stop)
+    store = me.trainings.root
     store.prepare()
-    replica = Replica(TASK, environment, store, ProgressFile(None), stop)
-    plan = TrainingPlan(total_steps=50, epoch_steps=20, checkpoint_every=15, global_batch=8)
-    variable = tf.Variable(1.0, name="weight")
     engine: Any = workers
-    selection = Selection(replica, None, rule, 50)
-    groups = {"model": [variable]}
-    training = Training(replica, None, None, plan, groups, Recorder(replica, plan), selection)
-    return CoordinatorLoop(training, engine), store
+    groups = {"model": [tf.Variable(1.0, name="weight")]}
+    return CoordinatorLoop(me, engine, Course(50, 20, 15), store, groups, {}), store
 
 
 def test_every_step_is_counted_once_and_all_meet_for_checkpoints(tmp_path: Path) -> None:
     workers, stop = Workers(), StopRequest()
     loop, store = build_loop(tmp_path, workers, stop)
-    assert loop.run("iterators", 0, {}).metrics == {"loss": 50.0}
+    saved = loop.run("iterators", 0, {})
     assert workers.done == 50
-    assert workers.resets == [20, 40, 50]
+    assert workers.resets == [20, 40]
+    assert loop.last_epoch == {"loss": 40.0}
     assert workers.saved == store.steps() == [15, 30, 45, 50]
     assert workers.most > 1
-    final = store.final()
-    assert final is not None
-    assert final.step == 50
-
-
-def test_it_ends_early_too_and_hands_over_the_best(tmp_path: Path) -> None:
-    rising = Rule("loss", patience=1, keep_best=True)
-    loop, store = build_loop(tmp_path, Workers(), StopRequest(), rising)
-    ending = loop.run("iterators", 0, {})
-    assert (ending.step, ending.model_step, ending.metrics) == (40, 20, {"loss": 20.0})
-    assert store.steps() == [15, 20, 30, 40]
-    final = store.final()
-    assert final is not None
-    assert (final.step, final.ended_at) == (20, 40)
+    assert {"model", "last-epoch", "settings"} <= set(saved)
 
 
 def test_on_a_request_to_stop_what_was_handed_out_is_finished_and_saved(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.core.manifests import build_pod
 from trainjob.core.names import Replica, address, build_tf_config, desired_replicas
-from trainjob_trainer import Environment, Recipe, Task, recipe
+from trainjob_trainer import Environment, Task, environment
 from trainjob_trainer.checkpoint.fence import build_fence
 from trainjob_trainer.contract.environment import SETTING, SETTINGS
 from trainjob_trainer.environment import Generation
@@ -74,10 +73,9 @@ def test_the_trainers_defaults_are_laid_out_alike(role: str, tmp_path: Path) -> 
 
 def test_the_operator_knows_every_setting_that_the_trainer_reads() -> None:
     own = ["gradients", "without", "smoke", "strategy"]
-    names = [*(field.name for field in dataclasses.fields(Recipe)), *own]
-    read = {f"{SETTING}{name.upper()}" for name in names}
+    read = {f"{SETTING}{name.upper()}" for name in [*environment.SETTINGS, *own]}
     assert set(SETTINGS) == read
-    sources = "".join(path.read_text() for path in Path(recipe.__file__).parent.rglob("*.py"))
+    sources = "".join(path.read_text() for path in Path(environment.__file__).parent.rglob("*.py"))
     a_constant = "TRAIN_METHODS"
     assert set(re.findall(rf"\b{SETTING}[A-Z_]+\b", sources)) - {a_constant} <= read
 

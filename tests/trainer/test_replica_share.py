@@ -10,6 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from support.trainer.alone import prepare_fit
 from trainjob_trainer.engine.replica_share import (
     Part,
     by_share,
@@ -18,7 +19,6 @@ from trainjob_trainer.engine.replica_share import (
     without_share,
 )
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.patches import prepare_fit
 
 TRUE, PREDICTED = tf.zeros([2, 1]), tf.constant([[1.0], [3.0]])
 MEAN, SUM = 2.0, 4.0

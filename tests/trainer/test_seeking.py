@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer import InvalidConfiguration
 from trainjob_trainer.data.batches import (
     Rereading,
     count_elements,
@@ -20,7 +18,6 @@ from trainjob_trainer.data.batches import (
     reshuffles,
     whole_passes,
 )
-from trainjob_trainer.data.source import STEP, TrainingSource, takes
 from trainjob_trainer.reporting.progress import ProgressFile
 
 EXAMPLES = 10
@@ -34,10 +31,6 @@ def shuffled(seed: int = 1, **words: Any) -> Any:
     return numbers().shuffle(EXAMPLES, seed=seed, **words)
 
 
-def from_step(step: int) -> Any:
-    return tf.data.Dataset.counter(tf.constant(step * 4, tf.int64))
-
-
 def from_generator() -> Any:
     return tf.data.Dataset.from_generator(lambda: iter([1, 2]), output_signature=tf.TensorSpec((), tf.int64))
 
@@ -48,21 +41,6 @@ def flat(batches: Any) -> list[int]:
 
 def first(stream: Any, count: int) -> list[int]:
     return flat(stream.take(count))
-
-
-@pytest.mark.parametrize(
-    ("load", "expected"),
-    [
-        (numbers, False),
-        (from_step, True),
-        (lambda *, step: step, True),
-        (lambda split="train": split, False),
-        (functools.partial(from_step, step=3), True),
-        (dict, False),
-    ],
-)
-def test_a_parameter_named_step_is_asked_for(load: Callable[..., Any], expected: bool) -> None:
-    assert takes(load, STEP) is expected
 
 
 PIPELINES: dict[str, Callable[[], Any]] = {
@@ -178,54 +156,6 @@ def test_elements_are_counted_where_they_are_first_told(dataset: Any) -> None:
     order = [one.stage for one in reshuffles(dataset)]
     assert count_elements(dataset) == len(list(dataset))
     assert len(order) < 2
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("step", [1, 2, 6, 7])
-@pytest.mark.parametrize(
-    "load",
-    [
-        shuffled,
-        lambda: shuffled().cache(),
-        lambda: shuffled().repeat(),
-        lambda: shuffled().repeat().shuffle(3),
-    ],
-)
-def test_ones_own_shuffle_goes_on_as_if_never_interrupted(
-    load: Callable[[], Any], step: int, shuffle: bool
-) -> None:
-    def stream(step: int) -> tuple[Any, int]:
-        tf.random.set_seed(3)
-        return TrainingSource(load).stream(
-            step=step, global_batch=4, seed=1, shuffle=shuffle, rereads="exact"
-        )
-
-    found, steps = stream(step)
-    whole, none = stream(0)
-    assert none == 0
-    assert first(found.skip(4 * steps), 12) == first(whole, 12 + 4 * step)[4 * step :]
-
-
-@pytest.mark.parametrize(
-    ("load", "steps"),
-    [(shuffled, 0), (lambda: shuffled().cache(), 0), (lambda: shuffled().repeat().shuffle(3), 0)],
-)
-def test_by_choice_no_earlier_pass_is_read(load: Callable[[], Any], steps: int) -> None:
-    source = TrainingSource(load)
-    stream, found = source.stream(step=10, global_batch=4, seed=1, shuffle=False, rereads="epoch")
-    assert found == steps
-    assert len(first(stream, 3)) == 3
-
-
-def test_a_function_of_the_step_is_called_with_it_and_nothing_is_read_again() -> None:
-    stream, steps = TrainingSource(from_step).stream(step=5, global_batch=4, seed=1, shuffle=True)
-    assert steps == 0
-    assert first(stream, 3) == [20, 21, 22]
-
-
-def test_what_begins_at_a_step_must_not_end() -> None:
-    with pytest.raises(InvalidConfiguration, match=r"train\(step\) must return examples without end"):
-        TrainingSource(lambda step: numbers().skip(step)).at(2)
 
 
 class Seen(ProgressFile):

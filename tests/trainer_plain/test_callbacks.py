@@ -47,13 +47,15 @@ def test_a_jobs_evaluate_and_predict_are_told(role: str, told: bool, monkeypatch
         def __init__(self) -> None:
             """Build nothing."""
 
-    process = SimpleNamespace(task=Task(role, 0, {}), progress=Told(), call=None, is_scoring=False)
+    process = SimpleNamespace(
+        task=Task(role, 0, {}), progress=Told(), call=None, is_scoring=False, manages=False
+    )
     monkeypatch.setattr("trainjob_trainer.plain.trainer.current_process", lambda: process)
     for name in ("evaluate", "predict"):
         monkeypatch.setattr(KerasTrainer, name, lambda _, *args, **kwargs: kwargs.get("callbacks", args[-1]))
     ours, own = Trainer(), keras.callbacks.Callback()
     assert ours.evaluate([1], callbacks=own) is own, "without a job nothing is changed"
-    monkeypatch.setenv("TF_CONFIG", "{}")
+    process.manages = True
     for callbacks in (
         ours.evaluate([1], callbacks=own, _use_cached_eval_dataset=True),
         ours.predict([1], callbacks=own),

@@ -13,9 +13,10 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import values
 
+from support.trainer.alone import prepare_fit
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.evaluation import Scoring
-from trainjob_trainer.patches import PATCHES, _has_expected_form, prepare_fit
+from trainjob_trainer.patches import PATCHES, _has_expected_form
 from trainjob_trainer.plain import traced_steps
 from trainjob_trainer.plain.data import (
     EVALUATION_BATCHES,
@@ -203,11 +204,9 @@ def build_call(wanted: int | None = None, **more: Any) -> Any:
     """A `fit` with so many steps a call; None: as many as Keras's."""
     stated = {
         "gathers": False,
-        "any_step": False,
         "sees_tests": False,
         "batches_before": 0,
         "every": None,
-        "last_step": None,
         "seen": SimpleNamespace(batches=wanted is None),
         "executions": None if wanted is None else Fast(wanted),
     }
@@ -246,8 +245,6 @@ PREDICTED = [(0, 2, 3), (3, 5, 3), (6, 8, 1)]
         ),
         (build_epoch(a_call=2, batches=10, of_an_epoch=5, seen=6), 5, build_call(), [(0, 1, 2), (2, 3, 2)]),
         (build_epoch(a_call=2, batches=10, of_an_epoch=5, seen=6), 5, build_call(9), [(0, 3, 4)]),
-        # in the library a call takes one batch if callbacks look at them, whatever the model says
-        (build_epoch(a_call=2, of_an_epoch=3), 3, build_call(any_step=True), [(n, n, 1) for n in range(3)]),
     ],
 )
 def test_an_epoch_is_cut_into_calls(
@@ -268,12 +265,6 @@ def test_an_epoch_that_an_earlier_attempt_has_begun_goes_on_behind_its_batches(
     ]
     assert calls == [(3, 6, [3, 4, 5, 6]), (7, 9, [7, 8, 9])]
     assert epoch._steps_seen == 10
-
-
-def test_training_may_end_within_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob_trainer.plain.data.current_process", lambda: SimpleNamespace(step=103))
-    call = build_call(4, batches_before=3, last_step=109)
-    assert numbers(build_epoch(of_an_epoch=10), 10, call) == [(3, 6, 4), (7, 8, 2)]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from support.trainer.alone import process
 from support.trainer.plain import SCRIPTS, Ended, run_job
 from trainjob_trainer import ExitCode, InvalidConfiguration
 from trainjob_trainer.engine.not_finite import OnNan
@@ -88,15 +89,19 @@ def test_nan_is_skipped_where_the_environment_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_a_script_with_a_callback_for_nan_has_decided(
-    callbacks: list[Any], variable: str | None, expected: OnNan, monkeypatch: pytest.MonkeyPatch
+    callbacks: list[Any],
+    variable: str | None,
+    expected: OnNan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TRAIN_ON_NAN", raising=False)
     if variable is not None:
         monkeypatch.setenv("TRAIN_ON_NAN", variable)
-    assert _reaction(callbacks) is expected
+    assert _reaction(process(tmp_path), callbacks) is expected
 
 
-def test_a_word_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAIN_ON_NAN", "never")
     with pytest.raises(InvalidConfiguration, match="TRAIN_ON_NAN: must be one of"):
-        _reaction([])
+        _reaction(process(tmp_path), [])

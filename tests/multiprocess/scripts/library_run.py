@@ -20,10 +20,8 @@ parser.add_argument("--examples", type=int, default=200)
 parser.add_argument("--slow-worker-1", type=float, default=0.0, help="seconds that an example takes it")
 parser.add_argument("--nan-example", type=int, help="its first number is NaN, and nothing is shuffled")
 parser.add_argument("--on-nan", default="stop")
-parser.add_argument(
-    "--first-part", type=int, help="examples of the first of two parts, the second has the rest"
-)
 parser.add_argument("--batch", type=int, default=32)
+parser.add_argument("--checkpoint-every", type=int, default=7, help="steps; an epoch has 7")
 parser.add_argument(
     "--flip-bit-after", type=int, help="steps after which one bit of worker 1's weights differs, at first"
 )
@@ -34,7 +32,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from trainjob_trainer import Part, train_and_evaluate  # noqa: E402
+from trainjob_trainer import train_and_evaluate  # noqa: E402
 from trainjob_trainer.checkpoint.snapshot import local_components  # noqa: E402
 from trainjob_trainer.plain.traced_steps import TracedSteps  # noqa: E402
 
@@ -42,22 +40,13 @@ if arguments.operation_first:
     tf.constant(1) + 1
 
 
-def examples(count: int, seed: int, rows: Any = slice(None)) -> tf.data.Dataset:
+def examples(count: int, seed: int, rows: slice = slice(None)) -> tf.data.Dataset:
     random = np.random.default_rng(seed)
     inputs = random.normal(size=(count, 8)).astype("float32")
     labels = (inputs.sum(axis=1) > 0).astype("int32")
     if seed == 0 and arguments.nan_example is not None:
         inputs[arguments.nan_example, 0] = np.nan
     return tf.data.Dataset.from_tensor_slices((inputs[rows], labels[rows]))
-
-
-def in_parts(part: Part) -> tf.data.Dataset:
-    """One of two parts. A worker by itself gets the batches of two: they read both parts, their own first."""
-    first, second = np.split(np.arange(arguments.examples), [arguments.first_part])
-    if part.count == 2:
-        return examples(arguments.examples, 0, (first, second)[part.index])
-    both = np.stack([np.append(first, second), np.append(second, first)], axis=1)
-    return examples(arguments.examples, 0, both.ravel())
 
 
 def wait(inputs: np.ndarray) -> np.ndarray:
@@ -135,10 +124,11 @@ def train() -> tf.data.Dataset:
 # 200 examples in batches of 32 leave a rest, and 103 held-out ones a smaller last batch.
 train_and_evaluate(
     model,
-    in_parts if arguments.first_part else train,
+    train,
     lambda: examples(103, seed=1),
     epochs=arguments.epochs,
     global_batch=arguments.batch,
+    checkpoint_every=arguments.checkpoint_every,
     # A buffer takes its time once an epoch, not at each step.
     shuffle=not arguments.slow_worker_1 and arguments.nan_example is None,
     on_nan=arguments.on_nan,

@@ -22,15 +22,14 @@ import tensorflow as tf
 
 from trainjob_trainer import Task
 from trainjob_trainer.checkpoint.snapshot import local_components
-from trainjob_trainer.data.batches import worker_batches
 from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.distribution.strategy import build_strategy
-from trainjob_trainer.engine.model_state import build_model, further_groups, variable_groups
+from trainjob_trainer.engine.model_state import further_groups, variable_groups
 from trainjob_trainer.engine.not_finite import OnNan
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from support.trainer.steps import Steps
+from support.trainer.steps import Steps, build_model
 
 BATCH, STEPS = 8, 10
 BAD_STEP = 4
@@ -142,14 +141,14 @@ def run(strategy: Any, case: Case) -> dict[str, Any]:
     inputs, targets = data(case)
     local = BATCH // strategy.num_replicas_in_sync
     spec = (tf.TensorSpec([local, 3], inputs.dtype), tf.TensorSpec([local, 1], targets.dtype))
-    model = build_model(strategy, lambda: build(case), spec, seed=1)
+    with strategy.scope():
+        model = build_model(lambda: build(case), spec, seed=1)
     steps = Steps(strategy, model, case.on_nan)
 
     def batches(context: Any) -> Any:
         stream = tf.data.Dataset.from_tensor_slices((inputs, targets)).repeat()
-        return worker_batches(
-            stream, workers=context.num_input_pipelines, worker=context.input_pipeline_id, batch=local
-        )
+        own = stream.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return own.batch(local, drop_remainder=True)
 
     watch = WeightsWatch(strategy, Task.from_environment(os.environ))
     iterator = iter(strategy.distribute_datasets_from_function(batches))

@@ -11,11 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from support.trainer.alone import replica
-from trainjob_trainer import Recipe, Task
+from support.trainer import alone
+from trainjob_trainer import Task, library
 from trainjob_trainer.custom_loop import Run
 from trainjob_trainer.distribution.strategy import build_strategy
-from trainjob_trainer.library import _Request, _train
 from trainjob_trainer.resume import Start, Verdict
 
 # In batches of 32 the last one is a single example: of two devices one has none.
@@ -39,24 +38,22 @@ class Averaging(keras.Sequential):  # type: ignore[misc,unused-ignore]
         return self.get_metrics_result()
 
 
-def model(kind: type[keras.Sequential], optimizer: keras.optimizers.Optimizer) -> Any:
+def model(kind: type[keras.Sequential], optimizer: keras.optimizers.Optimizer, *metrics: str) -> Any:
     net = kind([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
-    net.compile(optimizer, "mse", metrics=["mae"])
+    net.compile(optimizer, "mse", metrics=list(metrics) or None)
     return net
 
 
 MODELS = {
-    "keras": lambda: model(keras.Sequential, keras.optimizers.Adam(0.01)),
+    "keras": lambda: model(keras.Sequential, keras.optimizers.Adam(0.01), "mae"),
     "own": lambda: model(Averaging, keras.optimizers.SGD(0.01)),
 }
 
 
 def train(strategy: Any, name: str, folder: Path) -> dict[str, Any]:
-    keras.utils.clear_session()  # names of layers are numbered within a process
-    keras.utils.set_random_seed(42)
-    recipe = Recipe(epochs=4, global_batch=32, export=False)
-    request = _Request(MODELS[name], lambda: examples(TRAINING), lambda: examples(HELD_OUT), recipe)
-    result = _train(replica(folder), strategy, request)
+    library.build_strategy = lambda *_, **__: strategy
+    data = {"data": examples(TRAINING), "heldout": examples(HELD_OUT)}
+    result = alone.train(folder, MODELS[name], **data, epochs=4, global_batch=32)
     first, bias, second, last = weights = result.model.get_weights()
     away = np.tanh(HELD_OUT @ first + bias) @ second + last - HELD_OUT.sum(axis=1, keepdims=True)
     return {
@@ -74,7 +71,7 @@ def metric_of_a_loop(strategy: Any, folder: Path) -> list[float]:
     for steps in (1, 2):
         with strategy.scope():
             metric = keras.metrics.Mean()
-        run = Run(replica(folder), strategy, Start(Verdict.TRAIN, steps - 1))
+        run = Run(alone.process(folder), strategy, Start(Verdict.TRAIN, steps - 1))
         run.track(metric=metric, others=[tf.Variable(1.0)])
         found.append(float(metric.result()))
         for _ in run.steps(steps):

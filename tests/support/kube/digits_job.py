@@ -64,7 +64,11 @@ def start(cluster: NodeCluster, claim: Claim, *options: str, **spec: Any) -> Non
     pod["topologySpreadConstraints"] = [
         {**spread, "labelSelector": {"matchLabels": {"trainjob.dev/job": "digits"}}}
     ]
-    pod["containers"][0]["command"] += ["--epochs", str(EPOCHS), *options]
+    settings = {"--epochs": str(EPOCHS), **dict(zip(options[::2], options[1::2], strict=True))}
+    named = {f"TRAIN_{name[2:].replace('-', '_').upper()}": value for name, value in settings.items()}
+    pod["containers"][0].setdefault("env", []).extend(
+        {"name": name, "value": value} for name, value in named.items()
+    )
     pod["containers"][0]["resources"]["requests"] = {"cpu": "100m", "memory": "512Mi"}
     cluster.apply({**job, "metadata": {"name": "digits"}}, namespace=claim.namespace)
 

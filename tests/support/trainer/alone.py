@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -12,12 +14,11 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import Environment, Task, checkpoint_manager
-from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.checkpoint_manager import BackgroundWriter
 from trainjob_trainer.edge import StopRequest
-from trainjob_trainer.library import _Request, _train
-from trainjob_trainer.recipe import Recipe
-from trainjob_trainer.replica import Replica
+from trainjob_trainer.library import Result, _run
+from trainjob_trainer.patches import prepare
+from trainjob_trainer.plain.process import PlainProcess, running_as
 from trainjob_trainer.reporting.progress import ProgressFile
 
 STRATEGY = tf.distribute.get_strategy()
@@ -36,29 +37,31 @@ class Interrupting(ProgressFile):
 
     def update(self, **changes: Any) -> None:
         super().update(**changes)
-        if changes.get("step_seconds") is not None and changes["step"] >= self._step_to_end_at:
+        if changes.get("state") == "training" and changes.get("step", 0) >= self._step_to_end_at:
             self._end()
 
 
-def replica(
+def process(
     folder: Path,
     uid: str = "mine",
     progress: ProgressFile | None = None,
     *,
     killed_at: int | None = None,
     stopped_at: int | None = None,
-) -> Replica:
+    task: Task = Task("worker", 0, {}),  # noqa: B008 - it is frozen
+    **settings: Any,
+) -> PlainProcess:
     stop = StopRequest()
     if killed_at is not None:
         progress = Interrupting(killed_at, _kill)
     if stopped_at is not None:
         progress = Interrupting(stopped_at, stop._requested.set)
-    task = Task("worker", 0, {})
     environment = Environment.from_environment(
         {"TRAINJOB_OUTPUT_DIR": str(folder), "TRAINJOB_UID": uid}, task
     )
-    store = CheckpointStore(environment.checkpoint_dir)
-    return Replica(task, environment, store, progress or ProgressFile(None), stop)
+    return PlainProcess(
+        task, environment, progress or ProgressFile(None), stop=stop, manages=True, settings=settings
+    )
 
 
 def record_writers(monkeypatch: pytest.MonkeyPatch) -> list[BackgroundWriter]:
@@ -88,6 +91,26 @@ def examples() -> Any:
     return tf.data.Dataset.from_tensor_slices((inputs, inputs[:, :1]))
 
 
-def train(folder: Path, steps: int, build: Any = model, *, test: Any = None, **settings: Any) -> Any:
-    recipe = Recipe(steps=steps, global_batch=4, seed=1, **settings)
-    return _train(replica(folder), STRATEGY, _Request(build, examples, examples, recipe, test))
+def prepare_fit() -> None:
+    """Prepare Keras's `fit` and what its callbacks save, and nothing else of this process."""
+    for name in ("backend.tensorflow.trainer", "models.model", "saving.saving_api"):
+        prepare(importlib.import_module(f"keras.src.{name}"))
+
+
+def train(
+    folder: Path,
+    build: Any = model,
+    data: Any = examples,
+    heldout: Any = None,
+    *callbacks: Any,
+    class_weight: Any = None,
+    verbose: Any = 0,
+    **words: Any,
+) -> Result:
+    """Train by `train_and_evaluate`; `words` are those of `process`, of which two steps are an epoch."""
+    prepare_fit()
+    keras.utils.clear_session()  # names of layers are numbered within a process
+    me = process(folder, **{"global_batch": 4, "seed": 1, "export": False, **words})
+    anywhere = mock.patch("trainjob_trainer.identity.is_users", return_value=False)  # the tests' lines differ
+    with running_as(me), anywhere:
+        return _run(me, build, data, heldout, callbacks, class_weight, verbose)

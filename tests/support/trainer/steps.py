@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import keras
 
 from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.engine.not_finite import Found, OnNan
 from trainjob_trainer.engine.stepping import ManySteps, in_parts
+
+
+def build_model(build: Callable[[], Any], spec: Any, seed: int) -> Any:
+    """A compiled model with all variables that training on batches of `spec` needs."""
+    keras.utils.set_random_seed(seed)
+    model = build()
+    model._symbolic_build(data_batch=spec)
+    model.optimizer.build(model.trainable_variables)
+    return model
 
 
 class Steps:

@@ -9,7 +9,7 @@ import keras.src.backend.tensorflow.trainer as keras_trainer
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.patches import prepare_fit
+from trainjob_trainer.patches import prepare_loaded
 
 
 def outcome():
@@ -29,7 +29,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 seen = {"unrepaired": outcome()}
 for name, without in (("without reduce", "reduce"), ("repaired", ""), ("again", "")):
     os.environ["TRAIN_WITHOUT"] = without
-    prepare_fit()
+    prepare_loaded()
     seen[name] = outcome()
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 (Path(os.environ["SEEN"]) / f"{task['type']}-{task['index']}.json").write_text(json.dumps(seen))

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from trainjob_trainer.engine.model_state import load_checkpoint
     from trainjob_trainer.environment import Environment
     from trainjob_trainer.library import Result, train_and_evaluate
-    from trainjob_trainer.recipe import Recipe
     from trainjob_trainer.reporting.progress import report
     from trainjob_trainer.task import Task
 
@@ -63,7 +62,6 @@ __all__ = [
     "PeerLost",
     "PortInUse",
     "Preempted",
-    "Recipe",
     "Result",
     "Run",
     "Stalled",
@@ -80,7 +78,6 @@ __all__ = [
 _LAZY = {
     "Environment": "trainjob_trainer.environment",
     "Part": "trainjob_trainer.data.batches",
-    "Recipe": "trainjob_trainer.recipe",
     "Result": "trainjob_trainer.library",
     "Run": "trainjob_trainer.custom_loop",
     "Task": "trainjob_trainer.task",

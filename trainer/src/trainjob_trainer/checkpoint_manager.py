@@ -1,4 +1,4 @@
-"""What happens between executions of many steps: checkpoints, and the decisions to continue or end.
+"""Checkpoints between steps: written in the background, and at the end of the training or of the process.
 
 It is the same whether all workers take the steps together or a chief hands them out.
 """
@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
+from trainjob_trainer.checkpoint.snapshot import HostGroups
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.distribution.first_worker import is_gone
-from trainjob_trainer.early_stopping import Selection, explain
-from trainjob_trainer.engine.metric_state import LAST_EPOCH, read_results
 from trainjob_trainer.errors import Preempted
-from trainjob_trainer.recipe import TrainingPlan
-from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce, report_storage
+
+if TYPE_CHECKING:
+    from trainjob_trainer.plain.process import PlainProcess
 
 # Writes in the background: the host copy is fast, the disk is not.
 
@@ -126,16 +125,16 @@ SECONDS_BETWEEN_CHECKS = 10.0
 class CheckpointWriter:
     """Writes checkpoints of one training; on replicas other than the writer it does almost nothing."""
 
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
+    def __init__(self, process: PlainProcess, store: CheckpointStore) -> None:
+        self._process = process
         self._checked_at = time.monotonic()
-        self.write_into(replica.store)
+        self.write_into(store)
 
     def write_into(self, store: CheckpointStore) -> None:
         """Write the next checkpoints into another store; none is being written."""
         self._store = store
         self._writer = BackgroundWriter(
-            store, lambda checkpoint: self.replica.progress.update(checkpoint_step=checkpoint.step)
+            store, lambda checkpoint: self._process.progress.update(checkpoint_step=checkpoint.step)
         )
         self._saved: int | None = None
 
@@ -146,9 +145,9 @@ class CheckpointWriter:
         An agent asks the writer to stop first, and the others when the writer has ended. It asks them sooner
         if it does not know the writer or is short of time, so they check for the writer themselves.
         """
-        task, stop = self.replica.task, self.replica.stop
+        task, stop = self._process.task, self._process.stop
         own = WRITER_PATIENCE if task.is_writer else PEER_PATIENCE
-        stop.patience_seconds = AGENT_PATIENCE if self.replica.environment.has_agent else own
+        stop.patience_seconds = AGENT_PATIENCE if self._process.environment.has_agent else own
         if not task.is_writer:
             stop.is_futile = lambda: is_gone(task.writer_address)
         is_leaving = False
@@ -184,14 +183,14 @@ class CheckpointWriter:
             Fenced, OutputTaken: another process writes the output now.
             Preempted: asked to stop; the reached step is saved.
         """
-        if not self.replica.task.is_writer:
+        if not self._process.task.is_writer:
             return
         self.watch()
         if due or is_stopping:
             self._submit(step, epoch, snapshot, spared)
         if is_stopping:
             self.settle()
-            raise Preempted(f"{self.replica.task.replica} was asked to stop; saved step {step}")
+            raise Preempted(f"{self._process.task.replica} was asked to stop; saved step {step}")
 
     @property
     def is_writing(self) -> bool:
@@ -200,7 +199,7 @@ class CheckpointWriter:
 
     def settle(self, *, until_late: bool = False) -> None:
         """Wait until no checkpoint is being written, or it is late, and raise the failure of a write."""
-        progress = self.replica.progress
+        progress = self._process.progress
         before = progress.last.state
         if self._writer.is_writing:
             progress.update(state="saving")
@@ -232,7 +231,7 @@ class CheckpointWriter:
         Arguments as `between_steps`; with `says_more` it replaces one of the same step. Raises
         OutputUnwritable.
         """
-        self.replica.progress.update(state="saving", step=step)
+        self._process.progress.update(state="saving", step=step)
         groups = snapshot()
         if says_more:
             self._saved = None
@@ -248,10 +247,9 @@ class CheckpointWriter:
         """
         store = self._store
         store.mark_ended(marker)
-        if self.replica.environment.generation is None:
+        if self._process.environment.generation is None:
             store.mark_final(marker)
-        best = f"; its result is that of step {marker.step}" if marker.step != marker.ended_at else ""
-        announce(f"training {marker.words}{best}; checkpoints in {store.directory}")
+        announce(f"training {marker.words}; checkpoints in {store.directory}")
 
     def _submit(
         self, step: int, epoch: int, snapshot: Callable[[], HostGroups], spared: Collection[int]
@@ -259,121 +257,6 @@ class CheckpointWriter:
         if self._saved == step:
             return
         self.settle(until_late=True)
-        store, uid = self._store, self.replica.environment.uid
+        store, uid = self._store, self._process.environment.uid
         self._writer.submit(snapshot, lambda groups: store.save(step, epoch, groups, uid, spared))
         self._saved = step
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a training ended.
-
-    Attributes:
-        model_step: step of the checkpoint that is handed over.
-        metrics: of the last epoch before that checkpoint, over all workers.
-        stopped_early: why training ended before its planned end, on the writer; else empty.
-    """
-
-    step: int
-    model_step: int
-    metrics: Mapping[str, float]
-    stopped_early: str = ""
-
-
-class CheckpointManager:
-    """Checkpoints of one training, and the decisions that depend on them.
-
-    `snapshot` reads all training state that a checkpoint holds; the writer calls `export` with what is
-    handed over. All workers call `agree` together; it returns the writer's number. They call `compare` with
-    a step before its checkpoint; it raises if there must be none.
-    """
-
-    def __init__(
-        self,
-        replica: Replica,
-        plan: TrainingPlan,
-        selection: Selection,
-        groups: VariableGroups,
-        snapshot: Callable[[], HostGroups],
-        export: Callable[[HostGroups], None] | None = None,
-        *,
-        agree: Callable[[int], int] = lambda number: number,
-        compare: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        self._replica = replica
-        self._plan = plan
-        self.selection = selection
-        self._groups = groups
-        self._snapshot_of_training = snapshot
-        self._export = export
-        self._agree = agree
-        self._compare = compare
-        self.writer = CheckpointWriter(replica)
-
-    def resume(self, saved: HostGroups, step: int) -> bool:
-        """Resume at `step`, whose checkpoint holds `saved`.
-
-        Return whether there is nothing left to train: training had stopped early, and was interrupted at its
-        end.
-        """
-        self.selection.resume(saved, step)
-        if step and step % self._plan.checkpoint_every == 0:
-            self.selection.score(step)
-        return self.selection.is_over() if step else False
-
-    def between_steps(self, step: int) -> bool:
-        """Save if a checkpoint is due, and return whether training ends here; the same on all workers.
-
-        Raises as `CheckpointWriter.between_steps` and `WeightsWatch.compare`.
-        """
-        is_due = step % self._plan.checkpoint_every == 0
-        epoch, spared = self._plan.epochs_done(step), self.selection.spared()
-        is_saving = is_due or step in spared
-        # The writer's wishes: the others take part in the comparison before it saves.
-        agreed = self._agree(int(is_saving) + 2 * int(self._replica.stop.requested))
-        if agreed:
-            self._compare(step)
-            if self.selection.rule.keep_best:
-                self.writer.settle()  # each checkpoint may become the result
-        self.writer.between_steps(
-            step, epoch, bool(agreed & 1), self._snapshot, spared, is_stopping=bool(agreed & 2)
-        )
-        if is_due and self.selection.scores:
-            self.writer.settle()
-            self.selection.score(step)
-        return (is_due or self._plan.is_epoch_end(step)) and self.selection.is_over()
-
-    def end(
-        self, step: int, metrics: Mapping[str, float], reason: str = "", *, is_changed: bool = False
-    ) -> Ending:
-        """Save the last step, choose the checkpoint to hand over, export it, and mark it as final.
-
-        `metrics` are the last epoch's; `reason` says why training ends before its planned end, unless the
-        selection knows. `is_changed` means that weights may have changed since the checkpoint was written,
-        by an optimizer that averages them or by callbacks at the end of training. Raises as `between_steps`.
-        """
-        is_writer = self._replica.task.is_writer
-        self._compare(step)
-        trained: HostGroups = {}
-        if is_writer:
-            epoch = self._plan.epochs_done(step)
-            spared = self.selection.spared()
-            trained = self.writer.save_last(step, epoch, self._snapshot, spared, says_more=is_changed)
-        # Before the last checkpoint has its score, which might be an improvement.
-        if not is_writer or step >= self._plan.total_steps:
-            reason = ""
-        elif self.selection.rule.monitor:
-            reason = explain(self.selection.decision, self.selection.rule)
-        chosen = self.selection.choose(step)
-        if chosen != step:
-            trained = self.selection.put_back(self._groups, chosen)
-            metrics = read_results(trained.get(LAST_EPOCH, ()))
-        if is_writer:
-            if self._export is not None:
-                self._export(trained)
-            uid, total = self._replica.environment.uid, self._plan.total_steps
-            self.writer.mark(FinalMarker(chosen, uid, step, total, reason))
-        return Ending(step, chosen, dict(metrics), reason)
-
-    def _snapshot(self) -> HostGroups:
-        return {**self._snapshot_of_training(), **self.selection.groups()}

@@ -20,12 +20,11 @@ from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.engine.metric_state import TrackedMetrics
-from trainjob_trainer.environment import is_smoke
+from trainjob_trainer.environment import is_smoke, setting
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import evaluate_checkpoints
 from trainjob_trainer.parameter_server import serve
-from trainjob_trainer.recipe import from_environment
-from trainjob_trainer.replica import Replica, join
+from trainjob_trainer.plain.process import PlainProcess, join
 from trainjob_trainer.reporting.progress import by_loss
 from trainjob_trainer.reporting.step_times import StepClock
 from trainjob_trainer.reporting.summaries import Summaries
@@ -103,22 +102,23 @@ class Run:
         is_evaluator: whether this process scores checkpoints instead of training.
     """
 
-    def __init__(self, replica: Replica, strategy: Any, start: Start) -> None:
-        self._replica = replica
+    def __init__(self, process: PlainProcess, strategy: Any, start: Start) -> None:
+        self._process = process
+        self._store = process.trainings.root
         self._start = start
         self._groups: dict[str, list[Any]] = {}
         self._metrics = TrackedMetrics(strategy, ())
         self._tracked_metrics: list[Any] = []
-        logs = replica.environment.log_dir if replica.task.is_writer else None
+        logs = process.environment.log_dir if process.task.is_writer else None
         self._summaries = Summaries(logs)
         self._reported_at = 0.0
         self._done = start.step
         self.strategy = strategy
-        self.role = replica.task.type
-        self.index = replica.task.index
-        self.num_workers = replica.task.num_workers
-        self.part = part_of(replica.task)
-        self.is_evaluator = replica.task.is_evaluator
+        self.role = process.task.type
+        self.index = process.task.index
+        self.num_workers = process.task.num_workers
+        self.part = part_of(process.task)
+        self.is_evaluator = process.task.is_evaluator
         self.start_step = start.step
 
     def track(self, **objects: Any) -> None:
@@ -140,8 +140,8 @@ class Run:
         self._tracked_metrics += metrics_in(list(objects.values()))
         self._metrics = TrackedMetrics(self.strategy, self._tracked_metrics)
         if not self.is_evaluator:
-            task = self._replica.task
-            host = restore(self.strategy, task, self._replica.store, self._start, groups)
+            task = self._process.task
+            host = restore(self.strategy, task, self._store, self._start, groups)
             if host:
                 self._metrics.keep_on_first(read({"": self._metrics.variables})[""], is_writer=task.is_writer)
 
@@ -167,33 +167,33 @@ class Run:
             raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
         if is_smoke(os.environ):
             total = min(total, 1)
-        task, store = self._replica.task, self._replica.store
-        environment = self._replica.environment
+        task, store = self._process.task, self._store
+        environment = self._process.environment
         reported = environment.reported_checkpoint
         verdict = agree(self.strategy, task, store, total, environment.uid, reported, environment.spec)
-        refuse_finished(verdict, store, total, environment.how_to_start_over, self._replica.progress)
+        refuse_finished(verdict, store, total, environment.how_to_start_over, self._process.progress)
         if verdict.verdict is Verdict.ENDED:
             return
         if task.is_writer:
             store.clear_final()
         (every,) = broadcast(self.strategy, task, [checkpoint_every or max(1, total // 10)])
         wanted = not has_gpus() if compare_weights is None else compare_weights
-        wanted = from_environment("compare_weights", os.environ, wanted)
+        wanted = setting("compare_weights", os.environ, wanted)
         weights = WeightsWatch(self.strategy, task, wanted=wanted)
-        self._replica.progress.update(
+        self._process.progress.update(
             state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None
         )
-        writer, clock = CheckpointWriter(self._replica), StepClock()
+        writer, clock = CheckpointWriter(self._process, store), StepClock()
         with writer.patient():
             for step in range(self._done, total):
                 yield step
                 self._done = step + 1
-                self._replica.progress.update(state="training", step=self._done, **clock.look(self._done))
+                self._process.progress.update(state="training", step=self._done, **clock.look(self._done))
                 is_due = self._done % every == 0
                 if is_due:
                     weights.compare(self._groups, self._done)
                     self._metrics.reduce()
-                is_stopping = self._replica.stop.requested  # unknown to the others, so nothing is compared
+                is_stopping = self._process.stop.requested  # unknown to the others, so nothing is compared
                 saved = functools.partial(self._metrics.saved, self._groups, is_reduced=is_due)
                 writer.between_steps(self._done, 0, is_due, saved, is_stopping=is_stopping)
             weights.compare(self._groups, self._done)
@@ -202,8 +202,8 @@ class Run:
                 writer.save_last(self._done, 0, lambda: self._metrics.saved(self._groups, is_reduced=True))
                 writer.mark(FinalMarker(self._done, environment.uid))
         self._summaries.flush()
-        self._replica.progress.update(state="finished", step=self._done)
-        self._replica.progress.flush()
+        self._process.progress.update(state="finished", step=self._done)
+        self._process.progress.flush()
 
     def report(self, **metrics: Any) -> None:
         """Report metrics; cheap enough for every step, since most calls are dropped.
@@ -217,7 +217,7 @@ class Run:
             return
         self._reported_at = now
         numbers = {name: self._number(value) for name, value in metrics.items()}
-        self._replica.progress.update(**by_loss(numbers))
+        self._process.progress.update(**by_loss(numbers))
         self._summaries.write(self._done, numbers)
 
     def each_checkpoint(self, evaluate: Callable[[int], Mapping[str, Any]]) -> None:
@@ -236,10 +236,10 @@ class Run:
             raise InvalidConfiguration("call run.track(model=...) before run.each_checkpoint(...)")
 
         def score(checkpoint: Checkpoint) -> Mapping[str, float]:
-            self._replica.store.load(checkpoint, self._groups)
+            self._store.load(checkpoint, self._groups)
             return {name: self._number(value) for name, value in evaluate(checkpoint.step).items()}
 
-        evaluate_checkpoints(self._replica, score)
+        evaluate_checkpoints(self._process, self._store, score)
 
     def _number(self, value: Any) -> float:
         return float(self.strategy.experimental_local_results(value)[0])
@@ -260,14 +260,13 @@ def init(*, keep: int = 3, output: str | Path | None = None, resume: bool = True
         InvalidConfiguration: TF_CONFIG is malformed, or an operation ran before; the message names its line.
         PortInUse, OutputUnwritable, OutputFull: as for `train_and_evaluate`.
     """
-    chosen = from_environment("output", os.environ, output)
-    replica = join(output=chosen, resume=from_environment("resume", os.environ, resume))
-    replica.store.keep = keep
-    if replica.task.is_server:
-        serve(replica)
-    strategy = build_strategy(replica.task, progress=replica.progress)
-    if replica.task.is_evaluator:
-        return Run(replica, strategy, Start.nothing())
-    uid, reported = replica.environment.uid, replica.environment.reported_checkpoint
-    start = agree(strategy, replica.task, replica.store, _ANY_NUMBER_OF_STEPS, uid, reported)
-    return Run(replica, strategy, start)
+    process = join({"keep": keep, "output": output and str(output), "resume": resume})
+    task, environment = process.task, process.environment
+    if task.is_server:
+        serve(process)
+    strategy = build_strategy(task, progress=process.progress)
+    if task.is_evaluator:
+        return Run(process, strategy, Start.nothing())
+    uid, reported = environment.uid, environment.reported_checkpoint
+    start = agree(strategy, task, process.trainings.root, _ANY_NUMBER_OF_STEPS, uid, reported)
+    return Run(process, strategy, start)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from trainjob_trainer.contract.environment import SMOKE
 from trainjob_trainer.contract.files import output_folders
@@ -48,6 +49,90 @@ STRATEGY = "TRAIN_STRATEGY"
 def keeps_own_strategy(env: Mapping[str, str]) -> bool:
     """Return whether a script of several workers trains with the strategies that it makes, or with none."""
     return env.get(STRATEGY) == "own"
+
+
+# The settings of a training: a TrainJob changes one by its container's `env`, as in TRAIN_EPOCHS=30.
+
+
+class Setting(NamedTuple):
+    """What a setting means, its type and default, its smallest value, and the values that it may have."""
+
+    meaning: str
+    kind: type
+    default: Any = None
+    least: int | None = None
+    among: Sequence[str] = ()
+
+
+SETTINGS = {
+    "global_batch": Setting(
+        "examples a step, over all workers; with parameter servers each worker's", int, least=1
+    ),
+    "epochs": Setting("passes over the training data", int, 1, least=1),
+    "steps_per_epoch": Setting(
+        "steps of an epoch, which endless data needs; data that ends is repeated", int, least=1
+    ),
+    "seed": Setting("of initial weights, dropout and the order of examples", int, 42),
+    "shuffle": Setting("reshuffle the training examples each epoch; not data that is in batches", bool, True),
+    "checkpoint_every": Setting("steps between checkpoints; by default the time decides", int, least=1),
+    "keep": Setting("checkpoints to keep; the final one stays anyway", int, 3, least=1),
+    "export": Setting(
+        "write the trained model to <output>/model, as model.keras and saved_model", bool, True
+    ),
+    "on_nan": Setting(
+        "when a loss or a gradient is NaN or infinite: stop, skip that step on all workers, or ignore it",
+        str,
+        "stop",
+        among=("stop", "skip", "ignore"),
+    ),
+    "compare_weights": Setting(
+        "before each checkpoint compare the workers' weights, and go back to the last one if they differ",
+        bool,
+        True,
+    ),
+    "compare_data": Setting("compare what the workers read, and end training if it differs", bool, True),
+    "output": Setting(
+        "folder for all that is written, ./output/<script> by default; in a job it is the job's", str
+    ),
+    "resume": Setting(
+        "go on with the training that the output holds; else take a new folder beside it", bool, True
+    ),
+    "resume_data": Setting(
+        "after a restart read again all that the order of the data needs (exact), or at most the epoch under "
+        "way (epoch): then its rows are others than without the restart",
+        str,
+        "exact",
+        among=("exact", "epoch"),
+    ),
+}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def setting(name: str, env: Mapping[str, str], in_code: Any = None) -> Any:
+    """Return a setting's value: the environment's, else the code's unless that is None, else the default.
+
+    Raises InvalidConfiguration for a value that it can't have.
+    """
+    _, kind, default, least, among = SETTINGS[name]
+    variable = f"TRAIN_{name.upper()}"
+    where: str
+    value: Any
+    where, value = (variable, env[variable]) if env.get(variable) else (name, in_code)
+    if value is None:
+        return default
+    if where is variable and kind is bool and value.lower() in _TRUE + _FALSE:
+        value = value.lower() in _TRUE
+    if where is variable and kind is int and value.removeprefix("-").isdecimal():
+        value = int(value)
+    is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if is_kind and (least is None or value >= least) and (not among or value in among):
+        return value
+    wanted = {bool: "true or false", str: "a text", int: "a whole number"}[kind]
+    if least is not None:
+        wanted = f"a whole number of at least {least}"
+    if among:
+        wanted = f"one of {', '.join(map(repr, among))}"
+    raise InvalidConfiguration(f"{where}: must be {wanted}, got {value!r}")
 
 
 # A smoke test: each replica takes one step of everything.
@@ -189,8 +274,8 @@ class Environment:
         if self.uid:
             return "start over in a new folder with `trainjob run --fresh` or `output.resume: Never`"
         return (
-            "start over with resume=False (`--no-resume`, TRAIN_RESUME=false), which takes a new folder, or "
-            "with another output=... (`--output`, TRAIN_OUTPUT)"
+            "start over with resume=False (TRAIN_RESUME=false), which takes a new folder, or with another "
+            "output=... (TRAIN_OUTPUT)"
         )
 
 

@@ -9,23 +9,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 
 from trainjob_trainer.checkpoint.files import Patience
-from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.contract.files import EVALUATIONS
 from trainjob_trainer.contract.reports import as_json
-from trainjob_trainer.data.batches import TrainingData
-from trainjob_trainer.engine.metric_state import scalars
-from trainjob_trainer.errors import CheckpointUnreadable, InvalidConfiguration
+from trainjob_trainer.errors import CheckpointUnreadable
 from trainjob_trainer.identity import Identity, Trainings, followed, has_other_rows
-from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
 from trainjob_trainer.reporting.summaries import Summaries
+
+if TYPE_CHECKING:
+    from trainjob_trainer.plain.process import PlainProcess
 
 # The checkpoints to score: each new one once, and always the final one.
 
@@ -120,7 +118,7 @@ def _newest_unseen(
     return None if newest == seen else newest
 
 
-# Scores of a Keras model on held-out data, every example counted once.
+# Progress of evaluations, and their results.
 
 
 class Scoring(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
@@ -147,29 +145,6 @@ class Scoring(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._progress.update(state=self._before, evaluated_batches=None)
 
     on_predict_begin, on_predict_batch_end, on_predict_end = on_test_begin, on_test_batch_end, on_test_end
-
-
-class KerasScoring:
-    """A compiled model on one device with its held-out batches.
-
-    On one device the last batch may be smaller than the others, so nothing is padded or dropped.
-    Raises InvalidConfiguration if the data is endless; `name` is that of the function that returns it.
-    """
-
-    def __init__(self, model: Any, name: str, data: TrainingData, batch: int, replica: Replica) -> None:
-        if data.examples is None:
-            raise InvalidConfiguration(f"{name}() is endless: evaluation needs a data set that ends")
-        self._model = model
-        # Keras warns at the end of data whose size TensorFlow doesn't know.
-        counted = data.dataset.apply(tf.data.experimental.assert_cardinality(data.examples))
-        self._batches = counted.batch(batch).prefetch(tf.data.AUTOTUNE)
-        self._progress = replica.progress
-
-    def score(self, host: HostGroups) -> Mapping[str, float]:
-        """Evaluate the weights of a checkpoint; raises CheckpointMismatch if they are another model's."""
-        assign({"model": self._model.variables}, host)
-        callbacks = [Scoring(self._progress)]
-        return scalars(self._model.evaluate(self._batches, verbose=0, return_dict=True, callbacks=callbacks))
 
 
 Score = Callable[[Checkpoint], Mapping[str, float]]
@@ -225,31 +200,23 @@ class ResultsFile:
 
 
 def evaluate_checkpoints(
-    replica: Replica,
+    process: PlainProcess,
+    store: CheckpointStore,
     score: Score,
     *,
     markers: Sequence[Callable[[], FinalMarker | None]] = (),
-    score_final: Score | None = None,
-) -> Evaluation | None:
-    """Evaluate until the final checkpoint has been scored, and return its result; `markers` as in `follow`.
+) -> None:
+    """Evaluate a store's checkpoints until the final one has been scored; `markers` as in `follow`.
 
-    SIGTERM ends the process at once, from a separate thread. `score_final` adds metrics for the final
-    checkpoint only.
+    SIGTERM ends the process at once, from a separate thread.
     """
-    environment = replica.environment
+    environment, progress = process.environment, process.progress
     results = ResultsFile(environment.output_dir, environment.log_dir)
     results.make_folder()
-    replica.progress.update(state="waiting")
+    progress.update(state="waiting")
     scored: tuple[Checkpoint, Mapping[str, float]] | None = None
-    last: Evaluation | None = None
-    checkpoints = follow(
-        replica.store,
-        POLL_SECONDS,
-        markers=markers,
-        job_uid=replica.environment.uid or None,
-    )
-    for checkpoint, is_final in checkpoints:
-        replica.progress.update(state="evaluating", step=checkpoint.step, evaluated_batches=None)
+    for checkpoint, is_final in follow(store, POLL_SECONDS, markers=markers, job_uid=environment.uid or None):
+        progress.update(state="evaluating", step=checkpoint.step, evaluated_batches=None)
         if scored is None or scored[0] != checkpoint:
             try:
                 scored = checkpoint, score(checkpoint)
@@ -257,28 +224,16 @@ def evaluate_checkpoints(
                 if is_final:
                     raise
                 continue  # removed meanwhile, as the oldest
-        further = score_final(checkpoint) if is_final and score_final is not None else {}
-        last = Evaluation(checkpoint.step, {**scored[1], **further}, is_final)
-        publish(replica, results, last)
-        replica.progress.update(state="waiting")
-    replica.progress.update(state="finished")
-    replica.progress.flush()
-    return last
-
-
-def publish(replica: Replica, results: ResultsFile, evaluation: Evaluation) -> None:
-    """Keep a result, and report it as the evaluator."""
-    results.add(evaluation)
-    replica.progress.update(
-        step=evaluation.step,
-        checkpoint_step=evaluation.step,
-        evaluated_batches=None,
-        evaluation=evaluation.to_json(),
-    )
-    announce_evaluation(evaluation)
-
-
-def announce_evaluation(evaluation: Evaluation) -> None:
-    """Log a result in one line."""
-    shown = ", ".join(f"{name} {float(value):.4f}" for name, value in evaluation.metrics.items())
-    announce(f"evaluated step {evaluation.step}{' (final)' if evaluation.final else ''}: {shown}")
+        evaluation = Evaluation(checkpoint.step, scored[1], is_final)
+        results.add(evaluation)
+        progress.update(
+            step=evaluation.step,
+            checkpoint_step=evaluation.step,
+            evaluated_batches=None,
+            evaluation=evaluation.to_json(),
+        )
+        shown = ", ".join(f"{name} {float(value):.4f}" for name, value in evaluation.metrics.items())
+        announce(f"evaluated step {evaluation.step}{' (final)' if is_final else ''}: {shown}")
+        progress.update(state="waiting")
+    progress.update(state="finished")
+    progress.flush()

@@ -120,11 +120,14 @@ class Site:
     variables: Mapping[str, str]
 
 
-def find_site(call: str, frame: FrameType | None = None) -> Site:
-    """Return the place of the call under way, such as `train.py:main > train.py:fold:12`.
+_CALLS = {"fit", "train_and_evaluate"}
+
+
+def find_site(frame: FrameType | None = None) -> Site:
+    """Return the place of the call of `fit` under way, such as `train.py:main > train.py:fold:12`.
 
     A function's name stands for its line where its file calls the inner one at a single place: so lines may
-    be added above. `call` is the innermost function's name, such as `fit`.
+    be added above.
     """
     frames = []
     frame = frame or inspect.currentframe()
@@ -135,10 +138,10 @@ def find_site(call: str, frame: FrameType | None = None) -> Site:
     names, variables = [], {}
     for position, one in enumerate(frames):
         file, line = one.f_code.co_filename, one.f_lineno
-        inner = frames[position - 1].f_code.co_name if position else call
+        inner = {frames[position - 1].f_code.co_name} if position else _CALLS
         source = _parse(file)
         called = [node.func for node in source if isinstance(node, ast.Call)]
-        calls = sum(getattr(one, "attr", getattr(one, "id", None)) == inner for one in called)
+        calls = sum(getattr(one, "attr", getattr(one, "id", None)) in inner for one in called)
         place = f"{file.rpartition('/')[2]}:{one.f_code.co_name}"
         names.append(place if calls == 1 or (position and not calls) else f"{place}:{line}")
         values, code = one.f_locals, one.f_code
@@ -210,7 +213,10 @@ def digest_of_arrays(arrays: Iterable[Any]) -> str:
             shape = list(one.shape)
             one = np.asarray(one) if hasattr(one, "numpy") else one  # noqa: PLW2901 - a GPU would slice a tensor
             rows = np.asarray(one[:: max(1, shape[0] // _ROWS)])
-            content = repr(rows.tolist()).encode() if rows.dtype.hasobject else rows.tobytes()
+            if rows.dtype.hasobject:  # texts; of the name of a file its folder doesn't count
+                content = repr([str(text).rpartition("/")[2] for text in rows.ravel()]).encode()
+            else:
+                content = rows.tobytes()
             facts.append([shape, str(rows.dtype), zlib.crc32(content)])
         except Exception:  # noqa: BLE001 - it may be of any class
             facts.append(type(one).__name__)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, json_group, read
-from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, assign, json_group, read, read_json
+from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
+from trainjob_trainer.checkpoint_manager import CheckpointWriter
+from trainjob_trainer.data.batches import as_written, batch_size_of, count_elements, in_order, shuffle_buffer
 from trainjob_trainer.distribution.first_worker import explained, is_gone
 from trainjob_trainer.distribution.strategy import training_cluster
 from trainjob_trainer.edge import exit_now
@@ -28,16 +31,32 @@ from trainjob_trainer.engine.metric_state import (
     saved_results,
     scalars,
 )
-from trainjob_trainer.engine.model_state import optimizers_of
+from trainjob_trainer.engine.model_state import (
+    further_groups,
+    optimizers_of,
+    tell_unsaved,
+    variable_groups,
+)
 from trainjob_trainer.engine.not_finite import FiniteWatch, Found, OnNan
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution, next_stop
-from trainjob_trainer.engine.work_time import OwnTime, moment_after
-from trainjob_trainer.errors import OutputUnwritable
-from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import announce
-from trainjob_trainer.resume import SETTINGS
+from trainjob_trainer.engine.work_time import moment_after
+from trainjob_trainer.environment import is_smoke
+from trainjob_trainer.errors import InvalidConfiguration, OutputUnwritable
+from trainjob_trainer.identity import DATA, Identity, digest_of_arrays, find_site, key_of
+from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.plain.training import save_model
+from trainjob_trainer.reporting.progress import add_to_history, announce, by_loss
+from trainjob_trainer.resume import (
+    Start,
+    Verdict,
+    agree,
+    find_start,
+    go_on_with_settings,
+    refuse_finished,
+    restore,
+    settings_of,
+)
 from trainjob_trainer.task import Task
-from trainjob_trainer.training import Training
 
 # Concurrent additions on the server.
 #
@@ -192,14 +211,14 @@ SECONDS_BETWEEN_LOOKS = 2.0
 _LEAST_THREADS = 4
 
 
-def serve(replica: Replica) -> NoReturn:
+def serve(process: PlainProcess) -> NoReturn:
     """Serve until the chief has finished, then end the process with exit code 0.
 
     SIGTERM ends the process at once, from the thread that listens for it: there is nothing to save. Agents
     don't wait for this process: they end it when the chief's process has ended. Raises PortInUse if the
     address of this replica is in use.
     """
-    task = replica.task
+    task = process.task
     with explained(task):
         server = tf.distribute.Server(
             training_cluster(task),
@@ -209,11 +228,11 @@ def serve(replica: Replica) -> NoReturn:
             config=_server_config(task),
         )
     announce(f"{task.replica} serves at {task.address}")
-    replica.progress.update(state="training")
-    wait_for_end(lambda: _has_finished(replica.store), lambda: is_gone(task.writer_address))
+    process.progress.update(state="training")
+    wait_for_end(lambda: _has_finished(process.trainings.root), lambda: is_gone(task.writer_address))
     del server
-    replica.progress.update(state="finished")
-    replica.progress.flush()
+    process.progress.update(state="finished")
+    process.progress.flush()
     exit_now(0)
 
 
@@ -253,6 +272,91 @@ def _server_config(task: Task) -> Any:
     return config
 
 
+# Each worker's share of the training data.
+
+
+_WARN_OF_STATE = 0
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+
+
+def worker_iterators(strategy: Any, stream: Any, *, workers: int, batch: int) -> Any:
+    """Start each worker's share of a stream there: worker i of n takes every n-th example from the i-th on.
+
+    TensorFlow's own `create_per_worker_dataset` does not pass a worker its number, so all would read the same
+    examples. A restarted worker begins its share again. A step takes `batch` examples, all of one worker.
+    `coordinator.schedule` gives each worker its own iterator, as `build_share` describes it.
+    """
+    begin = build_share(stream, workers=workers, batch=batch)
+    coordination = tf.distribute.experimental.coordinator
+    # Each strategy has one coordinator, which every call returns.
+    remote = coordination.ClusterCoordinator(strategy)._cluster.workers
+    iterators = [
+        one.create_resource(lambda worker: iter(begin(tf.constant(worker, tf.int64))), args=(number,))
+        for number, one in enumerate(remote)
+    ]
+    for iterator in iterators:
+        iterator._type_spec = tf.data.IteratorSpec(begin.structured_outputs.element_spec)
+    return coordination.PerWorkerValues(tuple(iterators))
+
+
+def build_share(stream: Any, *, workers: int, batch: int) -> Any:
+    """Return a function that builds a worker's share where it is called, from the worker's number.
+
+    Its elements are pairs of that number and a full batch: the number shows the chief which worker took the
+    step. The share is declared endless: for data that may end, TensorFlow asks before each step.
+    """
+    graph = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(stream),
+        external_state_policy=_WARN_OF_STATE,
+        strip_device_assignment=True,
+    )
+    refuse_python(graph.numpy())
+    spec = stream.element_spec
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int64)])  # type: ignore[untyped-decorator,unused-ignore]
+    def share(worker: Any) -> Any:
+        whole = tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
+        batches = whole.shard(workers, worker).batch(batch, drop_remainder=True)
+        endless = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        numbers = tf.data.Dataset.from_tensors(worker).repeat()
+        return tf.data.Dataset.zip((numbers, in_order(endless).prefetch(tf.data.AUTOTUNE)))
+
+    return share.get_concrete_function()
+
+
+def refuse_python(graph: bytes) -> None:
+    """Refuse a data set (a serialized GraphDef) that calls Python: workers don't have the user's program."""
+    if b"PyFunc" not in graph:
+        return
+    parsed = tf.compat.v1.GraphDef.FromString(graph)
+    functions = [node for function in parsed.library.function for node in function.node_def]
+    if any(node.op in _PYTHON for node in [*parsed.node, *functions]):
+        raise InvalidConfiguration(
+            "train calls Python for its examples (from_generator, py_function, numpy_function), and with "
+            "parameter servers the workers read the data without your program: use TensorFlow's "
+            "own operations, or TFRecord files"
+        )
+
+
+def shuffled_passes(examples: Any, seed: int, first: int) -> Any:
+    """Return the examples again and again, from the pass `first` on, each in an order of its own.
+
+    The order is of the seed and the pass alone: the graph may hold no state, which workers wouldn't have.
+    """
+    buffer = shuffle_buffer(examples)
+
+    @as_written
+    def one_pass(number: Any) -> Any:
+        # This holds in the traced function only. The order must not depend on TensorFlow's global seed,
+        # which the user may set anywhere, and which must not be 0 if the other seed is a tensor.
+        tf.random.set_seed(1)
+        return examples.shuffle(buffer, seed=number + seed * _SEED_STRIDE, reshuffle_each_iteration=False)
+
+    return tf.data.Dataset.range(first, tf.int64.max).flat_map(one_pass)
+
+
+_SEED_STRIDE = 1_000_003
+
 # The chief's training loop: no block is outstanding at the end of an epoch or at a checkpoint.
 
 # The size of a block.
@@ -273,65 +377,79 @@ def next_block(left: int, wanted: int, workers: int) -> int:
 
 BLOCKS_AHEAD = 8
 """Limit of outstanding blocks per worker; the others wait for a slow worker's oldest block only at it."""
-_SECONDS_BETWEEN_RECORDS = 0.5
+_SECONDS_BETWEEN_REPORTS = 0.5
+
+
+@dataclass(frozen=True)
+class Course:
+    """A training in steps: all of them, those of an epoch, and those between two checkpoints."""
+
+    steps: int
+    an_epoch: int
+    a_checkpoint: int
 
 
 class CoordinatorLoop:
-    """Trains from a step to the plan's end; `Training.run` does so where all workers step together.
+    """Trains from a step to the end.
 
     Variables are read for a checkpoint while no block is outstanding, so it holds exactly its steps.
     """
 
     def __init__(
-        self, training: Training, engine: CoordinatedEngine, clock: Callable[[], float] = time.perf_counter
+        self,
+        process: PlainProcess,
+        engine: CoordinatedEngine,
+        course: Course,
+        store: CheckpointStore,
+        groups: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        replica, plan = training.replica, training.plan
-        self._replica = replica
-        self._workers = replica.task.num_workers
+        self.writer = CheckpointWriter(process, store)
+        self.last_epoch: Mapping[str, float] = {}
+        self._process = process
         self._engine = engine
-        self._plan = plan
-        self._groups = training.groups
-        self._settings = json_group("settings", training.settings)
-        self._watch = FiniteWatch(training.on_nan, replica.task)
+        self._course = course
+        self._groups = groups
+        self._settings = json_group("settings", settings)
+        self._watch = FiniteWatch(OnNan(process.setting("on_nan")), process.task)
         self._clock = clock
         self._executions = StepsPerExecution(lambda number: number)
-        self._checkpoints = CheckpointManager(
-            replica, plan, training.selection, training.groups, self._snapshot, training.export
-        )
-        self._recorder = training.recorder
-        self._recorded = (0, 0.0)
-        self._last_epoch: Mapping[str, float] = {}
+        self._reported = (0, 0.0)
 
-    def run(self, iterators: Any, start_step: int, saved: HostGroups) -> Ending:
-        """Train, save, report.
+    def run(self, iterators: Any, step: int, saved: HostGroups) -> HostGroups:
+        """Train, save, report; return the last checkpoint.
 
-        `iterators` are positioned at `start_step`; `saved` holds all groups of that step's checkpoint, none
-        for step 0. Raises OutputFull or OutputUnwritable if a checkpoint can't be written, NotFinite if a
-        value that is not finite ends the training, and Preempted after a request to stop, when the reached
-        step is saved.
+        `iterators` stand at `step`; `saved` holds all groups of that step's checkpoint, none for step 0.
+        Raises OutputFull or OutputUnwritable if a checkpoint can't be written, NotFinite if a value that is
+        not finite ends the training, and Preempted after a request to stop, when the reached step is saved.
         """
-        step, total = start_step, self._plan.total_steps
+        course, progress = self._course, self._process.progress
         self._engine.resume_metrics(saved.get(METRICS, ()))
-        self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
-        is_over = self._checkpoints.resume(saved, step)
-        self._recorder.begin(step)
-        self._recorded = step, self._clock()
-        with self._checkpoints.writer.patient():
-            while step < total and not is_over:
-                periods = self._plan.epoch_steps, self._plan.checkpoint_every
-                step = self._meet(iterators, step, next_stop(step, total, periods))
-                self._end_epoch(step)
-                is_over = self._checkpoints.between_steps(step)
-            ending = self._checkpoints.end(step, self._last_epoch)
-        self._recorder.end(ending)
-        return ending
+        self.last_epoch = read_results(saved.get(LAST_EPOCH, ()))
+        self._reported = step, self._clock()
+        with self.writer.patient():
+            while step < course.steps:
+                progress.update(state="training", step=step, epoch=step // course.an_epoch + 1)
+                until = next_stop(step, course.steps, (course.an_epoch, course.a_checkpoint))
+                step = self._meet(iterators, step, until)
+                if step % course.an_epoch == 0:
+                    self.last_epoch = self._engine.metrics()
+                    self._engine.reset()
+                    progress.update(**by_loss(self.last_epoch))
+                    add_to_history(self._process.environment, step, self.last_epoch)
+                epoch, is_due = step // course.an_epoch, step % course.a_checkpoint == 0
+                is_stopping = self._process.stop.requested
+                self.writer.between_steps(step, epoch, is_due, self._snapshot, is_stopping=is_stopping)
+            return self.writer.save_last(step, step // course.an_epoch, self._snapshot)
 
     def _meet(self, iterators: Any, step: int, until: int) -> int:
         """Run blocks until none is outstanding: at `until`, or earlier after a request to stop."""
-        handed_out, most = step, BLOCKS_AHEAD * self._workers
+        workers, stop = self._process.task.num_workers, self._process.stop
+        handed_out, most = step, BLOCKS_AHEAD * workers
         while True:
-            while handed_out < until and self._engine.outstanding < most and not self._replica.stop.requested:
-                count = next_block(until - handed_out, self._executions.wanted, self._workers)
+            while handed_out < until and self._engine.outstanding < most and not stop.requested:
+                count = next_block(until - handed_out, self._executions.wanted, workers)
                 self._engine.hand_out(iterators, count)
                 handed_out += count
             if not self._engine.outstanding:
@@ -340,29 +458,171 @@ class CoordinatorLoop:
             self._watch.look(Found([0, *block.faults]), step)  # the chief comes first and takes no steps
             step += block.steps
             self._executions.record(block.steps, block.seconds)
-            self._record(step, is_meeting=step == until)
-            self._checkpoints.writer.watch()
+            self._report(step, is_meeting=step == until)
+            self.writer.watch()
 
-    def _record(self, step: int, *, is_meeting: bool) -> None:
+    def _report(self, step: int, *, is_meeting: bool) -> None:
         now = self._clock()
-        before, at = self._recorded
-        if is_meeting or now - at >= _SECONDS_BETWEEN_RECORDS:
-            self._recorded = step, now
-            self._recorder.record_call(step, step - before, now - at, OwnTime(), self._engine.metrics())
-
-    def _end_epoch(self, step: int) -> None:
-        if self._plan.is_epoch_end(step):
-            self._last_epoch = self._engine.metrics()
-            self._engine.reset()
-            self._recorder.record_epoch(step, self._last_epoch)
-            self._checkpoints.selection.epoch_ended(step, self._last_epoch)
+        before, at = self._reported
+        if not is_meeting and now - at < _SECONDS_BETWEEN_REPORTS:
+            return
+        self._reported = step, now
+        a_step, batch = (now - at) / max(step - before, 1), self._process.progress.last.global_batch
+        self._process.progress.update(
+            step=step,
+            step_seconds=a_step,
+            examples_per_second=batch / max(a_step, 1e-9) if batch else None,
+            **by_loss(self._engine.metrics()),
+        )
 
     def _snapshot(self) -> HostGroups:
         values = read(self._groups)
         self._watch.check_weights(self._groups, values)
-        return {
-            **values,
-            METRICS: self._engine.metric_state,
-            LAST_EPOCH: saved_results(self._last_epoch),
-            SETTINGS: self._settings,
-        }
+        state = {METRICS: self._engine.metric_state, LAST_EPOCH: saved_results(self.last_epoch)}
+        return {**values, **state, _SETTINGS: self._settings}
+
+
+_SETTINGS = "settings"
+"""Group of a checkpoint: `settings_of` the training."""
+
+
+def train(
+    process: PlainProcess, strategy: Any, build: Callable[[], Any], data: Any
+) -> tuple[Any, int, Mapping[str, float]]:
+    """Train as the chief, and return the model, the steps done, and the last epoch's metrics.
+
+    Args:
+        process: the chief's, with its settings.
+        strategy: connected to all workers.
+        build: returns the compiled model, within the strategy's scope.
+        data: the training data: a tf.data.Dataset of examples, or of batches, which are cut anew.
+
+    Raises InvalidConfiguration for a model, data or settings that can't be had with parameter servers, and
+    the errors of `CoordinatorLoop.run`.
+    """
+    task, environment, setting = process.task, process.environment, process.setting
+    examples, batch, count = _examples(process, data)
+    an_epoch, epochs = setting("steps_per_epoch") or max(1, count // batch), setting("epochs")
+    if is_smoke(os.environ):
+        an_epoch, epochs = 1, 1
+    course = Course(epochs * an_epoch, an_epoch, setting("checkpoint_every") or an_epoch)
+    model = _built(strategy, build, examples, batch)
+    with strategy.scope():
+        groups, further = variable_groups(model), further_groups(model)
+    known = {"global_batch": batch, "steps_of_an_epoch": an_epoch}
+    settings = settings_of(model.optimizer, seed=setting("seed"), **known)
+    data_is = {DATA: digest_of_arrays([data])}
+    store, start = _place(process, strategy, model, {**settings, **data_is}, course.steps)
+    saved = restore(strategy, task, store, start, groups, further)
+    if start.verdict is Verdict.ENDED:
+        announce("this training has ended before: its result is restored, and the script continues")
+        process.progress.update(state="finished", step=start.step, checkpoint_step=start.step)
+        process.progress.flush()
+        return model, start.step, read_results(saved.get(LAST_EPOCH, ()))
+    before = read_json(saved[_SETTINGS]) if _SETTINGS in saved else {}
+    settings = go_on_with_settings(before, settings, environment.how_to_start_over, is_writer=True)
+    tell_unsaved(model)
+    store.clear_final()
+    process.progress.update(
+        total_steps=course.steps,
+        total_epochs=epochs,
+        resumed_from=start.step or None,
+        global_batch=batch,
+    )
+    stream = examples
+    if count:
+        first, offset = divmod(start.step * batch, count)
+        shuffles = setting("shuffle")
+        stream = shuffled_passes(examples, setting("seed"), first) if shuffles else examples.repeat()
+        stream = stream.skip(offset)
+    iterators = worker_iterators(strategy, stream, workers=task.num_workers, batch=batch)
+    watched = setting("on_nan") == OnNan.STOP.value
+    engine = CoordinatedEngine(strategy, model, task.num_workers, watched=watched)
+    loop = CoordinatorLoop(process, engine, course, store, {**groups, **further}, settings)
+    trained = loop.run(iterators, start.step, saved)
+    if setting("export"):
+        with tf.device("CPU:0"):  # built again, since servers hold the other's variables
+            copy = _built(tf.distribute.get_strategy(), build, examples, batch)
+            assign(variable_groups(copy), trained)
+        save_model(process, copy.save, lambda path: copy.export(path, verbose=False))
+    loop.writer.mark(FinalMarker(course.steps, environment.uid))
+    process.progress.update(state="finished", step=course.steps, **by_loss(loop.last_epoch))
+    process.progress.flush()
+    return model, course.steps, loop.last_epoch
+
+
+def _examples(process: PlainProcess, data: Any) -> tuple[Any, int, int]:
+    """Return the single examples, how many a step takes, and how many there are; 0 if they are endless."""
+    if not isinstance(data, tf.data.Dataset):
+        raise InvalidConfiguration("train: with parameter servers it must be a tf.data.Dataset, or arrays")
+    if process.setting("on_nan") == OnNan.SKIP.value:
+        raise InvalidConfiguration(
+            'on_nan: "skip" can\'t be had with parameter servers, since metrics that several workers add to '
+            'can\'t be put back: use "stop" or "ignore"'
+        )
+    rows = batch_size_of(data)
+    batch = process.setting("global_batch") or rows
+    if not batch:
+        raise InvalidConfiguration("global_batch: must be given, the number of examples that a step takes")
+    examples = data if rows is None else data.unbatch()
+    count = int(examples.cardinality())
+    is_endless = int(data.cardinality()) == tf.data.INFINITE_CARDINALITY
+    if is_endless and not process.setting("steps_per_epoch"):
+        raise InvalidConfiguration("steps_per_epoch: must be given, as the training data are endless")
+    if is_smoke(os.environ):
+        examples, count, is_endless = examples.take(batch).repeat(), 0, True
+    if not is_endless and count < 0:
+        announce("counting the training examples; `tf.data.experimental.assert_cardinality` saves that")
+        count = count_elements(examples)
+    if count == 0 and not is_endless:
+        raise InvalidConfiguration("train: there are no examples")
+    return examples, batch, 0 if is_endless else count
+
+
+def _built(strategy: Any, build: Callable[[], Any], examples: Any, batch: int) -> Any:
+    """Build the model with all variables, which steps on the workers can't create."""
+    if isinstance(build, keras.Model) or not callable(build):
+        raise InvalidConfiguration(
+            "model: with parameter servers it must be a function that returns the compiled model, since the "
+            "servers hold its variables"
+        )
+    with strategy.scope():
+        model = build()
+        if not isinstance(model, keras.Model) or not model.compiled:
+            raise InvalidConfiguration(
+                f"model() must return a compiled Keras model, got {type(model).__name__}"
+            )
+        model._symbolic_build(
+            data_batch=tf.nest.map_structure(
+                lambda part: tf.TensorSpec([batch, *part.shape], part.dtype), examples.element_spec
+            )
+        )
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _place(
+    process: PlainProcess, strategy: Any, model: Any, settings: Mapping[str, Any], total: int
+) -> tuple[CheckpointStore, Start]:
+    """Return where this call's checkpoints are, and where it starts; raises as `agree`, `refuse_finished`."""
+    trainings, environment, site = process.trainings, process.environment, find_site()
+    call = Identity(
+        *key_of(site, model),
+        particulars={**{name: str(one) for name, one in settings.items()}, **site.variables},
+    )
+    found = trainings.find(call, environment.reported_checkpoint)
+    ended = trainings.store(found.number).ended() if found else None
+    if found and found.identity != call and ended and ended.total_steps >= total:
+        found = None
+    if found is None:
+        start = find_start(trainings.root, 0, environment.uid)
+        over = environment.how_to_start_over
+        refuse_finished(start, trainings.root, total, over, process.progress)
+    else:
+        found.is_taken = True
+        if ended and ended.total_steps < total:
+            trainings.close()
+    store = trainings.store(found.number if found else trainings.begin(call))
+    start = agree(strategy, process.task, store, total, environment.uid, None, environment.spec)
+    refuse_finished(start, store, total, environment.how_to_start_over, process.progress)
+    return store, start

@@ -189,15 +189,9 @@ def prepare(module: ModuleType) -> None:
 
 
 def prepare_loaded() -> None:
-    """Prepare the modules that are already imported, since the environment has changed."""
+    """Prepare the modules that are imported already, before the process was known to train."""
     for name in AWAITED & sys.modules.keys():
         prepare(sys.modules[name])
-
-
-def prepare_fit() -> None:
-    """Prepare only Keras's `fit` and what its callbacks save, for a process that is set up in another way."""
-    for name in (_TRAINER, "keras.src.models.model", "keras.src.saving.saving_api"):
-        prepare(importlib.import_module(name))
 
 
 def fit_class(trainer: Any) -> Any:

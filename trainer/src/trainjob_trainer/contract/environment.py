@@ -11,10 +11,9 @@ SETTING = "TRAIN_"
 SETTINGS = tuple(
     f"{SETTING}{name.upper()}"
     for name in (
-        "global_batch", "epochs", "steps", "seed", "shuffle", "checkpoint_every", "keep", "export",
-        "base_batch", "warmup_steps", "on_nan", "compare_weights", "compare_data", "monitor", "mode",
-        "patience", "min_delta", "keep_best", "initial_weights", "output", "resume", "resume_data",
-        "gradients", "without", "smoke", "strategy",
+        "global_batch", "epochs", "steps_per_epoch", "seed", "shuffle", "checkpoint_every", "keep", "export",
+        "on_nan", "compare_weights", "compare_data", "output", "resume", "resume_data", "gradients",
+        "without", "smoke", "strategy",
     )
 )  # fmt: skip
 """The trainer's settings, as variables of the trainer container."""

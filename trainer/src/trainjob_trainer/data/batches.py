@@ -1,15 +1,7 @@
-"""Training data: an endless stream from which each step takes the same examples after any restart.
-
-The stream repeats the data set, shuffled in each epoch by a function of seed and epoch. Step s takes its
-examples [s * global batch, (s + 1) * global batch), and worker i of n takes every n-th of them, from the i-th
-on. So the position is a function of the step alone, and every batch is full.
-
-If workers read their own parts, each has its own stream, and takes global batch / n examples of it a step.
-"""
+"""tf.data pipelines: their files, their shuffles, and how to stand after the steps done before a restart."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import time
@@ -272,88 +264,18 @@ class Rereading:
         return found
 
 
-# The order in which a worker reads the parts of the training data.
-#
-# All workers take the same number of examples a step. If one part is smaller than another, its examples
-# would come more often, and count more. So every worker then continues with the next part after each part:
-# it reads every example once before any example comes again.
-
-
-NEARLY_EQUAL = 0.01
-"""If the parts' sizes differ by no more than this fraction, each worker reads only its own part."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A position in parts that are read one after the other, again and again.
-
-    All parts have been read `cycle` times, then `turn` of them, and `offset` examples of the next one.
-    """
-
-    cycle: int
-    turn: int
-    offset: int
-
-
-def are_nearly_equal(sizes: Sequence[int]) -> bool:
-    """Return whether the largest part is at most `NEARLY_EQUAL` larger than the smallest."""
-    return max(sizes) <= min(sizes) * (1 + NEARLY_EQUAL)
-
-
-def turns(sizes: Sequence[int], worker: int) -> list[int]:
-    """Return the parts that a worker reads, in order: only its own, or all of them from its own on."""
-    if are_nearly_equal(sizes):
-        return [worker]
-    return [(worker + turn) % len(sizes) for turn in range(len(sizes))]
-
-
-def place_of(sizes: Sequence[int], position: int) -> Place:
-    """Return the place after `position` examples of parts of these sizes, read in this order."""
-    cycle, left = divmod(position, sum(sizes))
-    for turn, size in enumerate(sizes):
-        if left < size:
-            return Place(cycle, turn, left)
-        left -= size
-    raise AssertionError("more was left than all parts hold")
+# Sizes: of batches, of a shuffle's buffer, and of whole data sets.
 
 
 SHUFFLE_BYTES = 256 * 2**20
 """Upper bound of the shuffle buffer; data sets up to that size are shuffled perfectly."""
 _UNKNOWN_EXAMPLE_BYTES = 64 * 1024
-_SEED_STRIDE = 1_000_003
 _ONE_TO_ONE = {
     *("MapDataset", "ParallelMapDataset", "PrefetchDataset", "ShuffleDataset", "OptionsDataset"),
     *("AssertCardinalityDataset", "DenseToRaggedDataset"),
 }
 """TensorFlow's names of stages that return one element for each input element."""
 _BATCHES = {"BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset"}
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """Unbatched examples that the user's function returned, and their number; None if they are endless."""
-
-    dataset: Any
-    examples: int | None
-
-
-def measure(dataset: Any, name: str) -> TrainingData:
-    """Count the examples, as `count` does, and refuse data without any."""
-    data = count(dataset, name)
-    refuse_empty(data, name)
-    return data
-
-
-def count(dataset: Any, name: str) -> TrainingData:
-    """Check and count the examples; read them once if TensorFlow does not know their number."""
-    check_examples(dataset, name)
-    examples = int(dataset.cardinality())
-    if examples == tf.data.INFINITE_CARDINALITY:
-        return TrainingData(dataset, None)
-    if examples == tf.data.UNKNOWN_CARDINALITY:
-        announce(f"counting the examples of {name}(); `tf.data.experimental.assert_cardinality` saves that")
-        examples = count_elements(dataset)
-    return TrainingData(dataset, examples)
 
 
 def count_elements(dataset: Any) -> int:
@@ -381,73 +303,6 @@ def earliest_of_length(dataset: Any) -> Any:
     return earliest_of_length(*stage._inputs()) if kind_of(stage) in _BATCHES else stage
 
 
-def refuse_empty(data: TrainingData, name: str) -> None:
-    """Refuse data without any example."""
-    if data.examples == 0:
-        raise InvalidConfiguration(f"{name}() has no examples")
-
-
-def check_examples(dataset: Any, name: str) -> None:
-    """Refuse data that is no tf.data set, is already batched, or has shapes of unknown rank."""
-    if not isinstance(dataset, tf.data.Dataset):
-        raise InvalidConfiguration(f"{name}() must return a tf.data.Dataset, got {type(dataset).__name__}")
-    if _looks_batched(dataset.element_spec):
-        raise InvalidConfiguration(
-            f"{name}() returns batches: return single examples, the trainer makes batches for all workers"
-        )
-    if any(part.shape.rank is None for part in tf.nest.flatten(dataset.element_spec)):
-        raise InvalidConfiguration(
-            f"{name}() does not say the shapes of its examples, and the model is built from them: give "
-            "from_generator an output_signature, or set them in a map with tf.ensure_shape"
-        )
-
-
-def stream_in_turn(
-    turns: Sequence[TrainingData], place: Place, *, part: Part, seed: int, shuffle: bool
-) -> Any:
-    """Return the examples from a place on: one data set after the other, again and again.
-
-    The examples before the place's offset are read and dropped. An endless data set is the only one. If
-    examples are shuffled, each pass has another order, and so has each worker's `part`.
-    """
-    if turns[0].examples is None:
-        return turns[0].dataset.skip(place.offset)
-
-    def one_pass(data: TrainingData, number: Any) -> Any:
-        if not shuffle:
-            return data.dataset
-        # This holds in the traced function only. The order must not depend on TensorFlow's global seed,
-        # which the user may set anywhere, and which must not be 0 if the other seed is a tensor.
-        tf.random.set_seed(1)
-        order = number * part.count + part.index + seed * _SEED_STRIDE
-        return data.dataset.shuffle(shuffle_buffer(data), seed=order, reshuffle_each_iteration=False)
-
-    def from_turn(first: int) -> Callable[[Any], Any]:
-        @as_written
-        def rest_of_cycle(cycle: Any) -> Any:
-            passes = [one_pass(turns[at], cycle * len(turns) + at) for at in range(first, len(turns))]
-            return functools.reduce(lambda one, next_one: one.concatenate(next_one), passes)
-
-        return rest_of_cycle
-
-    cycles = tf.data.Dataset.range(place.cycle + bool(place.turn), tf.int64.max)
-    stream = cycles.flat_map(from_turn(0))
-    if place.turn:
-        begun = tf.data.Dataset.range(place.cycle, place.cycle + 1)
-        stream = begun.flat_map(from_turn(place.turn)).concatenate(stream)
-    return stream.skip(place.offset)
-
-
-def worker_batches(stream: Any, *, workers: int, worker: int, batch: int) -> Any:
-    """Return this worker's share, in full batches of one device each, declared endless.
-
-    For a data set that may end, TensorFlow asks all workers before each step whether there is more.
-    """
-    share = stream.shard(workers, worker).batch(batch, drop_remainder=True)
-    endless = share.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return in_order(endless).prefetch(tf.data.AUTOTUNE)
-
-
 def shared_out(strategy: Any, of_worker: Callable[[Any], Any]) -> Any:
     """Call `distribute_datasets_from_function` for data that is read `read_on_cpu`."""
     return read_on_cpu(strategy, strategy.distribute_datasets_from_function(of_worker))
@@ -469,15 +324,11 @@ def read_on_cpu(strategy: Any, shared: Any) -> Any:
     return shared
 
 
-def shuffle_buffer(data: TrainingData) -> int:
+def shuffle_buffer(dataset: Any) -> int:
     """Return how many examples are held for shuffling: all of them, or as many as fit in `SHUFFLE_BYTES`."""
-    size = max(1, example_bytes(data.dataset.element_spec))
-    return max(1, min(data.examples or SHUFFLE_BYTES, SHUFFLE_BYTES // size))
-
-
-def example_bytes(spec: Any) -> int:
-    """Return the bytes of one example by its static shape; a guess for parts whose size varies."""
-    return sum(_part_bytes(part) for part in tf.nest.flatten(spec))
+    size = max(1, sum(_part_bytes(part) for part in tf.nest.flatten(dataset.element_spec)))
+    known = int(dataset.cardinality())
+    return max(1, min(known if known > 0 else SHUFFLE_BYTES, SHUFFLE_BYTES // size))
 
 
 def _part_bytes(part: Any) -> int:
@@ -487,10 +338,19 @@ def _part_bytes(part: Any) -> int:
     return int(math.prod(shape.as_list()) * part.dtype.size)
 
 
-def _looks_batched(spec: Any) -> bool:
-    """Return whether every component, the label too, has an open first dimension, as after `.batch(n)`."""
-    shapes = [getattr(part, "shape", None) for part in tf.nest.flatten(spec)]
-    return bool(shapes) and all(
-        shape is not None and shape.rank is not None and shape.rank > 0 and shape[0] is None
-        for shape in shapes
-    )
+_CUT_ANEW = {"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset"}
+
+
+def batch_size_of(dataset: Any) -> int | None:
+    """Return the rows of a full batch, 0 if they aren't known; None for a data set of single examples.
+
+    A static shape doesn't tell: all parts of an example may have the same first dimension.
+    """
+    stage = dataset
+    while stage._inputs() and kind_of(stage) not in _BATCHES | _CUT_ANEW | {"RebatchDataset"}:
+        stage = stage._inputs()[0]
+    if kind_of(stage) in _BATCHES:
+        return int(stage._batch_size)
+    shapes = [getattr(part, "shape", None) for part in tf.nest.flatten(dataset.element_spec)]
+    are_open = [shape is not None and bool(shape.rank) and shape[0] is None for shape in shapes]
+    return 0 if are_open and all(are_open) else None

@@ -10,8 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
-from trainjob_trainer.errors import CheckpointMismatch, InvalidConfiguration
-from trainjob_trainer.recipe import TrainingPlan
+from trainjob_trainer.errors import CheckpointMismatch
 from trainjob_trainer.task import Task
 
 
@@ -80,18 +79,6 @@ def check_same_weights(strategy: Any, task: Task, groups: VariableGroups) -> Non
         raise CheckpointMismatch(
             f"{task.replica}: the weights restored here differ from the writer's; "
             "do all workers see the same output folder?"
-        )
-
-
-def check_same_plan(strategy: Any, task: Task, plan: TrainingPlan) -> None:
-    """Refuse a plan that differs from the writer's: the workers would wait for each other."""
-    writers = broadcast(strategy, task, list(plan.numbers.values()))
-    pairs = zip(plan.numbers.items(), writers)
-    other = [f"{mine} {name} here, {theirs} there" for (name, mine), theirs in pairs if mine != theirs]
-    if other:
-        raise InvalidConfiguration(
-            f"{task.replica} has another training before it than the first worker: {', '.join(other)}; all "
-            "workers need the same data (each takes its own part of it) and the same settings"
         )
 
 

@@ -76,11 +76,6 @@ class OverAll:
         """Reset the metrics; all workers call it together. A metric's own `reset_state` may need Python."""
         self._reduced = tf.function(self._reduced_here, autograph=False)
 
-    def names(self) -> list[str]:
-        """Return the names of the metrics that are single numbers, without computing the metrics."""
-        outputs = self.results.get_concrete_function().structured_outputs
-        return [str(name) for name, value in outputs.items() if value.shape.rank == 0]
-
     def state(self) -> list[NamedArray]:
         """Return the metrics' variables for a checkpoint. All workers call it together."""
         return MetricState(self._model).on_host([flat.numpy() for flat in self._reduced()])

@@ -1,4 +1,4 @@
-"""What training depends on besides its data: the model, initial weights, learning rate, normalization."""
+"""What a checkpoint holds of a Keras model, and what its normalization means with several workers."""
 
 from __future__ import annotations
 
@@ -7,58 +7,16 @@ import importlib
 import random
 import re
 import threading
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
-from trainjob_trainer.distribution.collective import check_same_weights
-from trainjob_trainer.errors import (
-    CheckpointMismatch,
-    CheckpointUnreadable,
-    InvalidConfiguration,
-    first_line,
-)
-from trainjob_trainer.recipe import Recipe
-from trainjob_trainer.reporting.progress import announce, notice
-from trainjob_trainer.task import Task
-
-# The model.
-
-
-def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -> Any:
-    """Build the user's model, seeded, with every variable that training on batches of `spec` needs."""
-    keras.utils.set_random_seed(seed)
-    with strategy.scope():
-        model = build()
-        if not isinstance(model, keras.Model):
-            raise InvalidConfiguration(f"model() must return a Keras model, got {type(model).__name__}")
-        if not model.compiled:
-            raise InvalidConfiguration("model() must return a compiled model: call model.compile(...) in it")
-        _create_variables(model, spec)
-    return model
-
-
-def _create_variables(model: Any, spec: Any) -> None:
-    """Create variables, which traced steps can't do. Keras does the same at the start of `fit`."""
-    try:
-        model._symbolic_build(data_batch=spec)
-    except (ValueError, TypeError, RuntimeError) as error:
-        traceback.print_exc()
-        # Some versions of Keras wrap every error there in advice to build the model by hand.
-        wrapped = error.__context__ if isinstance(error, RuntimeError) else None
-        why = first_line(wrapped or error)
-        shapes = ", ".join(str(tuple(part.shape)[1:]) for part in tf.nest.flatten(spec))
-        raise InvalidConfiguration(
-            f"the model can't be trained on examples of the shapes {shapes}: {why}"
-        ) from error
-    model.optimizer.build(model.trainable_variables)
-
+from trainjob_trainer.errors import CheckpointMismatch, CheckpointUnreadable
+from trainjob_trainer.reporting.progress import notice
 
 # State of a Keras model's training that a snapshot has to hold.
 
@@ -152,38 +110,7 @@ def share_random_state(module: Any) -> None:
     module.global_seed_generator = global_seed_generator
 
 
-# Initial weights: those of an earlier model, of another job or of a colleague.
-
-
-ENDINGS = (".keras", ".weights.h5")
-
-
-def load_initial_weights(strategy: Any, task: Task, model: Any, path: str) -> None:
-    """Load a file into a built model on every worker, and check that all have the same weights.
-
-    The optimizer keeps its initial state.
-
-    Raises:
-        CheckpointMismatch: the workers read different weights.
-    """
-    if not path.endswith(ENDINGS):
-        raise InvalidConfiguration(
-            f"initial_weights: {path} is none of {' or '.join(ENDINGS)}; model.save and model.save_weights "
-            "write such files"
-        )
-    if not Path(path).is_file():
-        raise InvalidConfiguration(
-            f"initial_weights: {task.replica} finds no file {path}; it must be in the image or on a volume "
-            "of every worker"
-        )
-    try:
-        model.load_weights(path)
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        why = first_line(error)
-        raise InvalidConfiguration(f"initial_weights: {path} doesn't fit the model: {why}") from error
-    check_same_weights(strategy, task, {"model": model.variables})
-    if task.is_writer:
-        announce(f"begins with the weights of {path}")
+# A checkpoint, in a program that doesn't train.
 
 
 def load_checkpoint(model: Any, path: str | Path) -> int:
@@ -218,66 +145,6 @@ def load_checkpoint(model: Any, path: str | Path) -> int:
     }
     assign(groups, host)
     return found.step
-
-
-# The learning rate of a larger batch: linear scaling and warm-up.
-#
-# The rule is from Goyal et al., "Accurate, Large Minibatch SGD" (2017): k times the examples per step take
-# k times the rate. A warm-up keeps the first steps, in which the weights change most, from diverging.
-
-
-# A file of the model is read where this library isn't, so the rate is a number or a schedule of Keras's.
-
-
-_RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values")
-"""The arguments of Keras's schedules that are rates; each is proportional to them."""
-
-
-def scale_learning_rate(model: Any, recipe: Recipe) -> None:
-    """Apply the recipe's learning rate to a compiled model; without such settings change nothing.
-
-    In the warm-up, step s, from 0, takes (s + 1) / `warmup_steps` of the rate.
-    """
-    factor = (recipe.global_batch or 0) / recipe.base_batch if recipe.base_batch else 1.0
-    steps = recipe.warmup_steps
-    if factor == 1.0 and not steps:
-        return
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    rate = optimizer._learning_rate  # the property returns a schedule's current value
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        rate = _scaled_schedule(rate, factor, steps)
-    elif callable(rate) and not hasattr(rate, "numpy"):
-        raise InvalidConfiguration(
-            "base_batch, warmup_steps: the optimizer's learning rate is a function; give a number or a "
-            "keras.optimizers.schedules.LearningRateSchedule"
-        )
-    else:
-        rate = float(rate) * factor
-        if steps > 1:  # a straight line up
-            rate = keras.optimizers.schedules.PolynomialDecay(rate / steps, steps - 1, rate)
-    optimizer.learning_rate = rate
-
-
-def _scaled_schedule(schedule: Any, factor: float, warmup_steps: int) -> Any:
-    """Return a schedule from step 0 on, times a factor, with a warm-up.
-
-    Files name Keras's own class, without the warm-up, which is over by then. One of the user's own can't be
-    read from files: its arguments don't tell the factor.
-    """
-    kind, config = type(schedule), schedule.get_config()
-    is_keras = kind.__module__.startswith("keras.")
-    if is_keras:
-        rates = {name: config[name] for name in _RATES if config.get(name) is not None}
-        config |= tf.nest.map_structure(lambda rate: rate * factor, rates)
-    if is_keras and not warmup_steps:
-        return kind.from_config(config)
-
-    def call(self: Any, step: Any) -> Any:
-        share = (tf.cast(step, tf.float32) + 1.0) / max(warmup_steps, 1)
-        return kind.__call__(self, step) * tf.minimum(share, 1.0) * (1.0 if is_keras else factor)
-
-    members = {"__call__": call, "__module__": "keras.optimizers.schedules" if is_keras else __name__}
-    return type(kind.__name__, (kind,), members).from_config(config)  # type: ignore[attr-defined]
 
 
 # Batch normalization with several workers.

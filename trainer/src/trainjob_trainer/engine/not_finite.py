@@ -14,11 +14,10 @@ from enum import Enum
 import numpy as np
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray, VariableGroups, variable_name
-from trainjob_trainer.errors import InvalidConfiguration, NotFinite
+from trainjob_trainer.errors import NotFinite
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
-VARIABLE = "TRAIN_ON_NAN"
 SKIPPED = "skipped_steps"
 """The metric that counts skipped updates."""
 
@@ -30,16 +29,6 @@ class OnNan(Enum):
     SKIP = "skip"
     """Skip that step's update on all workers."""
     IGNORE = "ignore"
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> OnNan:
-        """Read TRAIN_ON_NAN, the setting of scripts that don't call the library; the default is `stop`."""
-        value = environment.get(VARIABLE) or cls.STOP.value
-        try:
-            return cls(value)
-        except ValueError:
-            choice = ", ".join(repr(one.value) for one in cls)
-            raise InvalidConfiguration(f"{VARIABLE}: must be one of {choice}, got {value!r}") from None
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,7 @@ class FiniteWatch:
         step = steps_before + found.step
         whose = " and ".join(workers_of(found, self._task))
         if self.on_nan is OnNan.STOP:
-            skipping = f', or on_nan="skip" ({VARIABLE}=skip) if single batches are at fault'
+            skipping = ', or on_nan="skip" (TRAIN_ON_NAN=skip) if single batches are at fault'
             raise NotFinite(
                 f"step {step}: the loss or a gradient of {whose} is NaN or infinite; nothing of it has been "
                 "saved. A smaller learning rate or clipping may help"

@@ -14,7 +14,7 @@ from trainjob_trainer.engine.metric_state import METRICS, MetricState, scalars
 from trainjob_trainer.engine.model_state import checkpoint_groups
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import Scoring
-from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, ScriptCall
+from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.reporting.progress import ProgressFile, add_to_history, by_loss, notice
 from trainjob_trainer.reporting.step_times import StepClock
@@ -46,12 +46,11 @@ class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._claim_output()
 
 
-class LastCallback(Scoring):
-    """Last in the list, so that it sees the decisions of the user's callbacks.
+_SAVE, _STOP, _END = 1, 2, 4
 
-    The script's `fit` and `train_and_evaluate` have one each, which decides when to save and to end. What
-    they share stands here: the steps, what a checkpoint holds, and how an epoch under way resumes.
-    """
+
+class AtEnd(Scoring):
+    """Last in the list, so that it sees the decisions of the user's callbacks."""
 
     async_safe = False
 
@@ -61,6 +60,10 @@ class LastCallback(Scoring):
         self.call = call
         self.users = users
         self._held: HostGroups = {}
+        self._clock = StepClock()
+        self._step_before = 0
+        self._batches = 0
+        self._patience = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras, after the user's callbacks have reset their state, or restored another.
@@ -90,57 +93,15 @@ class LastCallback(Scoring):
         In a resumed epoch, undo what the user's callbacks did just now, since the restored variables include
         it: one may multiply the learning rate each time.
         """
-        self.call.epoch = epoch
-        host, self.call.resumed_groups = self.call.resumed_groups, {}
-        held, self._held = self._held, {}
-        if self.call.batches_before:
-            assign(checkpoint_groups(self.model), held)
-            MetricState(self.model).put_back(host.get(METRICS, ()), is_writer=self.process.is_writer)
-
-    def figures(self, logs: Any) -> dict[str, float]:
-        """Return those of Keras's `logs` that are single numbers, and the number of skipped updates."""
-        if not isinstance(logs, Mapping):
-            return {}
-        return {**scalars(logs), **(self.call.watch.metrics if self.call.watch else {})}
-
-    def compare_weights(self, step: int) -> None:
-        """Compare the workers' weights before saving; all call it; raises as `WeightsWatch.compare`."""
-        if self.call.weights is not None:
-            self.call.weights.compare(checkpoint_groups(self.model), step)
-
-    def snapshot(self, metrics: Sequence[NamedArray]) -> HostGroups:
-        """Read what every checkpoint holds: variables, `metrics`, and the best weights of callbacks.
-
-        Raises NotFinite if the weights are not finite.
-        """
-        variables = checkpoint_groups(self.model)
-        values = read(variables)
-        if self.call.watch is not None:
-            self.call.watch.check_weights(variables, values)
-        return {**values, METRICS: list(metrics), **remembered_weights(self.users)}
-
-
-_SAVE, _STOP, _END = 1, 2, 4
-
-
-class AtEnd(LastCallback):
-    """The last callback of a script's `fit`."""
-
-    call: ScriptCall
-
-    def __init__(self, process: PlainProcess, call: ScriptCall, users: Sequence[Any]) -> None:
-        super().__init__(process, call, users)
-        self._clock = StepClock()
-        self._step_before = 0
-        self._batches = 0
-        self._patience = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
         process, call, steps = self.process, self.call, (self.params or {}).get("steps")
         if epoch > call.epoch and steps:  # another callback restored a later epoch
             process.step += (epoch - call.epoch) * int(steps)
-        super().on_epoch_begin(epoch, logs)
+        call.epoch = epoch
+        host, call.resumed_groups = call.resumed_groups, {}
+        held, self._held = self._held, {}
+        if call.batches_before:
+            assign(checkpoint_groups(self.model), held)
+            MetricState(self.model).put_back(host.get(METRICS, ()), is_writer=process.is_writer)
         self._batches = call.batches_before
         self._step_before = process.step - self._batches
         process.progress.update(
@@ -151,7 +112,7 @@ class AtEnd(LastCallback):
         )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Called by Keras, with the last batch's number within the epoch, from 0."""
         steps = (self.params or {}).get("steps")
         self._batches = done = min(batch + 1, int(steps)) if steps else batch + 1
         self.process.step = self._step_before + done
@@ -209,6 +170,17 @@ class AtEnd(LastCallback):
             says_more=True,
         )
 
+    def figures(self, logs: Any) -> dict[str, float]:
+        """Return those of Keras's `logs` that are single numbers, and the number of skipped updates."""
+        if not isinstance(logs, Mapping):
+            return {}
+        return {**scalars(logs), **(self.call.watch.metrics if self.call.watch else {})}
+
+    def compare_weights(self, step: int) -> None:
+        """Compare the workers' weights before saving; all call it; raises as `WeightsWatch.compare`."""
+        if self.call.weights is not None:
+            self.call.weights.compare(checkpoint_groups(self.model), step)
+
     def _between_calls(self, batches: int = 0, *, before_validation: bool = False) -> None:
         """Save if a checkpoint is due, end the process if a stop is requested. All workers call it together.
 
@@ -257,6 +229,7 @@ class AtEnd(LastCallback):
     def _saved(
         self, batches: int = 0, metrics: Sequence[NamedArray] = (), *, complete: bool = False
     ) -> HostGroups:
+        """Read what a checkpoint holds; raises NotFinite if the weights are not finite."""
         call, past = self.call, list(self.call.record.past)
         if not complete:
             past.append(call.as_past(batches))
@@ -270,7 +243,16 @@ class AtEnd(LastCallback):
             settings=call.settings,
             batches_done=batches,
         )
-        return {**self.snapshot(metrics), GROUP: state.to_arrays()}
+        variables = checkpoint_groups(self.model)
+        values = read(variables)
+        if call.watch is not None:
+            call.watch.check_weights(variables, values)
+        return {
+            **values,
+            METRICS: list(metrics),
+            **remembered_weights(self.users),
+            GROUP: state.to_arrays(),
+        }
 
 
 def listed(callbacks: Any) -> list[Any]:

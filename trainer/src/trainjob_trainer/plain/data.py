@@ -19,7 +19,6 @@ import importlib
 import inspect
 import itertools
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,7 +52,6 @@ from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.replica_share import Part
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
-from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.reporting.progress import announce, notice
 
 UNEQUAL_ROWS = "trainjob: unequal rows"
@@ -445,7 +443,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
         rest = (adapter.partial_batch_size or self.size) if is_array else None
         is_enough = (rest or 0) >= replicas
         whole = dataset.repeat() if self.is_endless else dataset
-        if task.num_workers > 1 and from_environment("compare_data", os.environ, True):
+        if task.num_workers > 1 and current_process().setting("compare_data"):
             steps = self.steps_per_epoch or self._num_batches or 0
             self.rows = SameRows(self._distribute_strategy, task, of_epoch=steps)
             whole = self.rows.hashed(whole)
@@ -505,7 +503,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
         if trains is not None:
             self._go_on(trains)
         steps = self.steps_per_epoch or self._num_batches or 0
-        is_ours = self._is_mirrored or (call is not None and call.any_step)
+        is_ours = self._is_mirrored
         if not is_ours or self.is_open:
             yield from self._calls_of_keras(call, trains, is_ours=is_ours)
             return
@@ -561,7 +559,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
         Keras.
         """
         is_seen, rows, trains = self._is_seen(call), self.rows, call if self.trains else None
-        whole = 1 if call is not None and call.any_step else self.steps_per_execution
+        whole = self.steps_per_execution
         step, total = trains.batches_before if trains else 0, -(-steps // whole) * whole
         if trains and step:
             if not self.steps_per_epoch:
@@ -569,8 +567,6 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
                 if rows:
                     rows.take(step)
             self._steps_seen += step
-        if trains and trains.last_step is not None:
-            total = min(total, step + trains.last_step - current_process().step)
         while step < total:
             left = (self._num_batches or math.inf) - self._steps_seen
             if left <= 0:

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import keras
 
 from trainjob_trainer.checkpoint.store import Checkpoint
-from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.engine.model_state import variable_groups
 from trainjob_trainer.evaluation import Scoring, evaluate_checkpoints, wait_for_training
@@ -20,7 +19,6 @@ from trainjob_trainer.identity import Identity, find_site, key_of
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.restoring import data_of
 from trainjob_trainer.plain.strategy import end_evaluator
-from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import notice
 
 _ARRAYS = ("x", "y", "sample_weight")
@@ -38,16 +36,15 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
     told = {**data, "callbacks": [Scoring(process.progress)]}
     if not model.built:
         model.evaluate(**{**told, "steps": 1}, verbose=0)
-    site, trainings = find_site("fit"), process.trainings
+    site, trainings = find_site(), process.trainings
     call = Identity(*key_of(site, model), particulars={**site.variables, **data_of(arguments)})
     store = trainings.store(wait_for_training(trainings, call))
-    replica = Replica(process.task, process.environment, store, process.progress, StopRequest())
 
     def score(checkpoint: Checkpoint) -> Mapping[str, float]:
         store.load(checkpoint, variable_groups(model, with_optimizer=False))
         return scalars(model.evaluate(**told, verbose=0, return_dict=True))
 
-    evaluate_checkpoints(replica, score, markers=[trainings.root.final])
+    evaluate_checkpoints(process, store, score, markers=[trainings.root.final])
     end_evaluator(process)
 
 

@@ -229,12 +229,10 @@ class Seen:
     Attributes:
         batches: batches of training; then each call takes as many as Keras's own.
         tests: batches of a validation.
-        epochs: anything: there is a callback, which may end training.
     """
 
     batches: bool = False
     tests: bool = False
-    epochs: bool = False
 
     @classmethod
     def by_any(cls, strategy: Any, task: Task, callbacks: Sequence[Any]) -> Seen:
@@ -243,18 +241,26 @@ class Seen:
 
         batches = any(sees_batches(one) for one in callbacks)
         tests = any(sees_batches(one, TEST_METHODS) for one in callbacks)
-        told = gather_all(strategy, task, [int(batches), int(tests), int(bool(callbacks))])
+        told = gather_all(strategy, task, [int(batches), int(tests)])
         return cls(*(any(one) for one in zip(*told, strict=True)))
 
 
 @dataclass(kw_only=True)
 class FitCall:
-    """The `fit` under way, as our replacements in Keras see it.
+    """The call of `fit` under way.
 
     Attributes:
         number: number of the call on this model.
+        record: of its model.
+        times: when it saves.
+        looks: when the workers agree on whether to save or to stop.
+        plan: what it has to do.
+        skipped_to: step of the checkpoint that is restored instead, if the call is skipped.
+        identity: by which a later attempt knows it, on the writer, once the model is built.
+        epochs_run: numbers of the epochs in its `History`, including those of earlier attempts.
+        history: metrics of these epochs.
+        settings: result of `resume.settings_of` for it, once the model is built.
         every: a TensorFlow call ends at each multiple of these steps, since a checkpoint may be due.
-        last_step: last step of the training, if it may be within an epoch.
         epoch: Keras's number of the epoch under way, from 0.
         midway: an epoch's number, and how many of its batches an earlier attempt took.
         rereads: whether all is read again that the order needs (`exact`), or one epoch at most (`epoch`).
@@ -262,7 +268,6 @@ class FitCall:
         iterators: as in `PastCall`; one in use counts.
         taken: as in `PastCall`, until the data stands there.
         validations: as in `PastCall`.
-        any_step: whether one call takes as many batches as we like, without a strategy too.
         batch_size: rows of a global batch, if known.
         executions: batches per call; None: as many as Keras's.
         gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
@@ -280,8 +285,16 @@ class FitCall:
     number: int
     epochs: int
     metrics: OverAll
+    record: ModelRecord
+    times: SaveTimes
+    looks: Looks
+    plan: ResumePlan = ResumePlan.TRAIN
+    skipped_to: int = 0
+    identity: Identity | None = None
+    epochs_run: list[int] = field(default_factory=list)
+    history: dict[str, list[Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     every: int | None = None
-    last_step: int | None = None
     epoch: int = 0
     midway: tuple[int, int] = (0, 0)
     rereads: str = "exact"
@@ -289,7 +302,6 @@ class FitCall:
     iterators: int = 0
     taken: int = 0
     validations: int = 0
-    any_step: bool = False
     batch_size: int | None = None
     executions: StepsPerExecution | None = None
     gathers: bool = True
@@ -308,30 +320,6 @@ class FitCall:
         """Batches of the epoch under way that an earlier attempt took."""
         epoch, batches = self.midway
         return batches if epoch == self.epoch else 0
-
-
-@dataclass(kw_only=True)
-class ScriptCall(FitCall):
-    """A `fit` call of the user's script.
-
-    Attributes:
-        looks: when the workers agree on whether to save or to stop.
-        skipped_to: step of the checkpoint that is restored instead, if the call is skipped.
-        identity: by which a later attempt knows it, on the writer, once the model is built.
-        epochs_run: numbers of the epochs in its `History`, including those of earlier attempts.
-        history: metrics of these epochs.
-        settings: result of `resume.settings_of` for it, once the model is built.
-    """
-
-    record: ModelRecord
-    times: SaveTimes
-    looks: Looks
-    plan: ResumePlan = ResumePlan.TRAIN
-    skipped_to: int = 0
-    identity: Identity | None = None
-    epochs_run: list[int] = field(default_factory=list)
-    history: dict[str, list[Any]] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def as_past(self, batches: int = 0, **facts: Any) -> PastCall:
         """Return what is kept of it, with further facts; `batches` are those done of an epoch."""

@@ -1,31 +1,37 @@
-"""The state of a process that runs an unmodified script, and the seed that all replicas share."""
+"""The state of this process, as its job and its script have it, and the seed that all replicas share."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import signal
 import sys
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.checkpoint.fence import Fence, build_fence
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.edge import StopRequest, install_edge, is_listening, leave
-from trainjob_trainer.environment import Environment
-from trainjob_trainer.errors import TrainerError
+from trainjob_trainer.edge import (
+    EVALUATOR_STOPPED,
+    StopRequest,
+    exit_now,
+    install_edge,
+    is_listening,
+    leave,
+)
+from trainjob_trainer.environment import Environment, setting
+from trainjob_trainer.errors import Preempted, TrainerError
 from trainjob_trainer.identity import Trainings
-from trainjob_trainer.plain.fit_call import ScriptCall
-from trainjob_trainer.recipe import from_environment
-from trainjob_trainer.replica import leave_on_request
 from trainjob_trainer.reporting.machine import keep_freed_memory
-from trainjob_trainer.reporting.progress import ProgressFile, storage_is_away
-from trainjob_trainer.task import Task
+from trainjob_trainer.reporting.progress import ProgressFile, announce, notice, storage_is_away
+from trainjob_trainer.resume import end_if_finished
+from trainjob_trainer.task import Task, of_the_job
 
 if TYPE_CHECKING:
     from trainjob_trainer.plain.fit_call import FitCall, ModelRecord
@@ -44,6 +50,8 @@ class PlainProcess:
         is_scoring: whether Keras's `evaluate` or `predict` is running in the evaluator.
         trained: the model of the last `fit` that has ended, on the writer.
         fence: the writer's claim to the checkpoints, if its start has a generation.
+        manages: whether `fit` resumes and saves: in a job, and within `train_and_evaluate`.
+        settings: those of the script's code, by name; the environment's come before them.
     """
 
     task: Task
@@ -57,6 +65,12 @@ class PlainProcess:
     trained: Any = None
     stop: StopRequest = field(default_factory=StopRequest)
     fence: Fence | None = None
+    manages: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def setting(self, name: str) -> Any:
+        """Return the value of a setting, as `environment.setting`."""
+        return setting(name, os.environ, self.settings.get(name))
 
     @property
     def is_writer(self) -> bool:
@@ -66,7 +80,8 @@ class PlainProcess:
     @functools.cached_property
     def trainings(self) -> Trainings:
         """The trainings below the job's folder of checkpoints."""
-        return Trainings(CheckpointStore(self.environment.checkpoint_dir, fence=self.fence), self.fence)
+        folder, keep = self.environment.checkpoint_dir, self.setting("keep")
+        return Trainings(CheckpointStore(folder, keep, fence=self.fence), self.fence)
 
     def claim_output(self, *, waits: bool = True) -> None:
         """Ensure, before anything is written, that this process may write it; as `Fence.claim`."""
@@ -113,12 +128,49 @@ def forget_environment() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _by_environment() -> PlainProcess:
+    return _build({}, manages=bool(of_the_job(os.environ).get("TF_CONFIG", "").strip()))
+
+
+def _build(settings: Mapping[str, Any], *, manages: bool) -> PlainProcess:
     task = Task.from_environment(os.environ)
-    output = from_environment("output", os.environ, None)
-    resume = from_environment("resume", os.environ, otherwise=True)
+    output, resume = (setting(name, os.environ, settings.get(name)) for name in ("output", "resume"))
     environment = Environment.from_environment(os.environ, task, sys.argv[0], output, resume=resume)
+    progress = ProgressFile.from_environment(os.environ)
     fence = build_fence(task, environment)
-    return PlainProcess(task, environment, ProgressFile.from_environment(os.environ), fence=fence)
+    return PlainProcess(task, environment, progress, fence=fence, manages=manages, settings=settings)
+
+
+def join(settings: Mapping[str, Any]) -> PlainProcess:
+    """Return this process, ready to train as its job and these settings of the script's code have it.
+
+    Without a job it is one for `running_as`, since the script chooses the output.
+
+    Raises:
+        InvalidConfiguration: a setting has a value that it can't have.
+        OutputUnwritable, OutputFull: the writer can't write its folder.
+        Fenced: a newer generation of this job already writes there.
+        SystemExit: this job has already finished (code 0).
+    """
+    install_hook()
+    process = current_process()
+    if not os.environ.get("TRAINJOB_OUTPUT_DIR"):
+        stop, progress = process.stop, process.progress
+        process = dataclasses.replace(_build(settings, manages=True), stop=stop, progress=progress)
+        install_edge(process.task, progress, stop, output=process.environment.output_dir)
+    elif process.is_writer and (settings.get("output") or settings.get("resume") is False):
+        notice(f"output and resume are left out: the job's output is {process.environment.output_dir}")
+    process.settings = settings
+    for name in settings:
+        process.setting(name)
+    end_on_request(process)
+    process.progress.update(state="starting")
+    process.progress.keep_fresh()
+    # Before TensorFlow waits for the others, whose job may be finished or can't write its output.
+    if not process.task.is_evaluator:
+        end_if_finished(process.trainings.root, process.environment.uid, process.progress)
+    if process.is_writer:
+        process.trainings.root.prepare()
+    return process
 
 
 os.register_at_fork(after_in_child=forget_environment)
@@ -127,7 +179,7 @@ os.register_at_fork(after_in_child=forget_environment)
 # The end of the process: its failure is reported, and SIGTERM saves what has been reached.
 
 
-def install_hook(_: ModuleType) -> None:
+def install_hook(_: ModuleType | None = None) -> None:
     """Handle uncaught errors; end a process whose environment is malformed before it writes anywhere.
 
     Called with `tensorflow.python.eager.context`, it also sets what TensorFlow reads when its runtime starts.
@@ -149,15 +201,21 @@ def end_on_request(process: PlainProcess) -> None:
     A script's own handler is kept.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        process.stop.install(lambda: _end(process))
+        process.stop.install(_end)
 
 
-def _end(process: PlainProcess) -> None:
-    if is_listening():
-        if isinstance(process.call, ScriptCall) and not storage_is_away.is_set():
-            with contextlib.suppress(TrainerError):
-                process.call.record.writer.settle()
-        leave_on_request(process.task, process.progress)
+def _end() -> None:
+    process = current_process()
+    if not is_listening():
+        return
+    if process.call is not None and not storage_is_away.is_set():
+        with contextlib.suppress(TrainerError):
+            process.call.record.writer.settle()
+    text = f"{process.task.replica} was asked to stop"
+    if process.task.is_evaluator:
+        announce(text)
+        exit_now(EVALUATOR_STOPPED)
+    leave(process.task, process.progress, Preempted(text))
 
 
 # Random numbers, equal in every replica of a job unless the user seeds them.

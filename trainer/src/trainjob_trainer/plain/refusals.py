@@ -9,8 +9,9 @@ from typing import Any
 
 from trainjob_trainer.edge import leave
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.plain.process import current_process
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.task import Task, of_the_job
+from trainjob_trainer.task import Task
 
 
 def refuse_legacy_fit(training: ModuleType) -> None:
@@ -23,7 +24,7 @@ def refuse_legacy_fit(training: ModuleType) -> None:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_in_a_job():
+        if current_process().manages:
             raise InvalidConfiguration(
                 "fit() of tf_keras isn't supported in a job: it would have no checkpoints, and the evaluator "
                 "would train too. Use `import keras` (Keras 3; tf.keras is that once TF_USE_LEGACY_KERAS is "
@@ -48,8 +49,3 @@ def refuse_other_backend(config: ModuleType) -> None:
         "`evaluator: {replicas: 0}`"
     )
     leave(task, ProgressFile.from_environment(os.environ), error)
-
-
-def is_in_a_job() -> bool:
-    """Return whether this process is one of a job's."""
-    return bool(of_the_job(os.environ).get("TF_CONFIG", "").strip())

@@ -12,14 +12,14 @@ from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.distribution.collective import broadcast, check_same_weights, is_collective
 from trainjob_trainer.engine.callbacks import keep_files
-from trainjob_trainer.engine.model_state import further_groups, variable_groups
+from trainjob_trainer.engine.model_state import further_groups, tell_unsaved, variable_groups
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
 from trainjob_trainer.identity import DATA, HELDOUT, Identity, digest, digest_of_arrays, find_site, key_of
 from trainjob_trainer.plain.fit_call import (
     KEPT_CALLS,
+    FitCall,
     FitState,
     ResumePlan,
-    ScriptCall,
     choose_plan,
 )
 from trainjob_trainer.plain.process import PlainProcess, is_seeded_by_user
@@ -40,7 +40,7 @@ _DATA = ("x", "y", "sample_weight", "class_weight")
 
 def restore(
     process: PlainProcess,
-    call: ScriptCall,
+    call: FitCall,
     model: Any,
     arguments: Mapping[str, Any],
     users: list[Any],
@@ -58,6 +58,7 @@ def restore(
     strategy, record = model.distribute_strategy, call.record
     number, step, plan, before, read = 0, 0, ResumePlan.TRAIN, 0, None
     if process.is_writer:
+        tell_unsaved(model)
         call.identity = _identify(call, model, arguments)
         number, step, plan, before, read = _decide(process, call, call.identity)
     elif not is_collective(strategy):
@@ -112,8 +113,8 @@ def restore(
         )
 
 
-def _identify(call: ScriptCall, model: Any, arguments: Mapping[str, Any]) -> Identity:
-    site = find_site("fit")
+def _identify(call: FitCall, model: Any, arguments: Mapping[str, Any]) -> Identity:
+    site = find_site()
     settings = {name.replace("_", " "): str(value) for name, value in call.settings.items()}
     try:
         config: Any = [model.get_config(), model.get_compile_config()]
@@ -140,7 +141,7 @@ class _Decision(NamedTuple):
     read: tuple[Checkpoint, HostGroups] | None = None
 
 
-def _decide(process: PlainProcess, call: ScriptCall, identity: Identity) -> _Decision:
+def _decide(process: PlainProcess, call: FitCall, identity: Identity) -> _Decision:
     record, trainings, environment = call.record, process.trainings, process.environment
     found = None if record.number else trainings.find(identity, environment.reported_checkpoint)
     number, final = found.number if found else record.number, trainings.root.final()
@@ -153,7 +154,7 @@ def _decide(process: PlainProcess, call: ScriptCall, identity: Identity) -> _Dec
         identity,
         number=call.number,
         epochs=call.epochs,
-        is_same_job=newest is not None and newest.job_uid == environment.uid,
+        is_same_job=newest is not None and bool(environment.uid) and newest.job_uid == environment.uid,
         is_finished=final is not None and final.step > 0,
         is_same_spec=final is not None and bool(environment.spec) and final.spec == environment.spec,
     )
@@ -181,7 +182,7 @@ def _decide(process: PlainProcess, call: ScriptCall, identity: Identity) -> _Dec
     return _Decision(number, step, plan, 0, read)
 
 
-def _settings(call: ScriptCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:
+def _settings(call: FitCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:
     context = importlib.import_module("tensorflow.python.eager.context")
     seed = context.global_seed() if is_seeded_by_user(context) else None
     return settings_of(
@@ -190,7 +191,7 @@ def _settings(call: ScriptCall, model: Any, epoch_steps: int | None) -> dict[str
 
 
 def _end_of(
-    process: PlainProcess, model: Any, call: ScriptCall, state: FitState
+    process: PlainProcess, model: Any, call: FitCall, state: FitState
 ) -> tuple[Checkpoint, HostGroups] | None:
     """Return the checkpoint of an earlier call's end, if it still exists; all workers call it together."""
     store, past = call.record.store, list(state.past)
@@ -225,7 +226,7 @@ def _assign(process: PlainProcess, model: Any, host: HostGroups, *, with_optimiz
     check_same_weights(model.distribute_strategy, process.task, groups)
 
 
-def _go_on_from(process: PlainProcess, call: ScriptCall, state: FitState, step: int) -> None:
+def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int) -> None:
     record, earlier = call.record, list(state.past)
     process.step = call.times.step = max(process.step, step)
     record.past = earlier[: call.number - 1]

@@ -31,7 +31,6 @@ from trainjob_trainer.patches import fit_class
 from trainjob_trainer.plain.data import UNEQUAL_ROWS, Batches, JobEpochs, of_one_replica
 from trainjob_trainer.plain.fit_call import Seen
 from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
-from trainjob_trainer.plain.refusals import is_in_a_job
 from trainjob_trainer.plain.strategy import bring_in, meet
 from trainjob_trainer.reporting.progress import notice
 
@@ -72,7 +71,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
             within, call.has_begun = call.has_begun, True
             with assigned(process, "call", None if within else call):
                 return super().fit(*args, **kwargs)
-        if not is_in_a_job():
+        if not process.manages:
             return super().fit(*args, **kwargs)
         bound = _SIGNATURES["fit"].bind(self, *args, **kwargs)
         bound.apply_defaults()
@@ -115,10 +114,10 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
 
         A smoke test calls it with the arguments `in_smoke`.
         """
-        if not is_in_a_job():
+        process = current_process()
+        if not process.manages:
             yield args, kwargs
             return
-        process = current_process()
         bound = _SIGNATURES[name].bind(self, *args, **kwargs)
         if is_smoke(os.environ):
             bound.arguments.update(in_smoke)
@@ -267,8 +266,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
 
     def _takes_many(self) -> bool:
         """Return whether a call may take many batches: the steps are traced, and by Keras."""
-        call = current_process().call
-        is_ours = is_mirrored(self.distribute_strategy) or (call is not None and call.any_step)
+        is_ours = is_mirrored(self.distribute_strategy)
         return is_ours and not self.run_eagerly and are_keras_own(type(self), _MAKERS)
 
     @functools.wraps(KerasTrainer.make_predict_function)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,24 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.distribution.collective import broadcast, is_collective
 from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.model_state import create_random_state, tell_unsynchronized
-from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
+from trainjob_trainer.engine.not_finite import FiniteWatch, OnNan
 from trainjob_trainer.engine.steps_per_execution import Looks
 from trainjob_trainer.environment import is_smoke
-from trainjob_trainer.errors import TrainerError
+from trainjob_trainer.errors import TrainerError, first_line, is_tensorflows
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
-from trainjob_trainer.plain.fit_call import ModelRecord, ResumePlan, SaveTimes, ScriptCall
+from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, ResumePlan, SaveTimes
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
 from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.strategy import bring_in, is_one_of_several, meet, report_alone
 from trainjob_trainer.plain.trainer import build_executions, errors_explained
 from trainjob_trainer.plain.writers import isolate
-from trainjob_trainer.recipe import from_environment
-from trainjob_trainer.recorder import KERAS_FILE, save_model
-from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import notice
+from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import end_if_finished
 
 
@@ -62,7 +61,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
             "validation_freq": 1,
         }
     users = listed(arguments.get("callbacks"))
-    reaction = _reaction(users)
+    reaction = _reaction(process, users)
     call = _begin(process, model, arguments)
     if is_one_of_several(process.task) and not is_collective(model.distribute_strategy):
         report_alone(process, f"fit {call.number} has {type(model.distribute_strategy).__name__.lstrip('_')}")
@@ -74,8 +73,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     if getattr(model.train_function, "watched_for", None) is not reaction:
         model.train_function = None  # made by `train_on_batch`, for example, which does not watch gradients
     strategy = model.distribute_strategy
-    wanted = from_environment("compare_weights", os.environ, True)
-    call.weights = WeightsWatch(strategy, process.task, wanted=wanted)
+    call.weights = WeightsWatch(strategy, process.task, wanted=process.setting("compare_weights"))
     call.executions = build_executions(process, model, users)
     isolate(users)
     data = dict(arguments)
@@ -97,14 +95,14 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     return history
 
 
-def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> ScriptCall:
+def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> FitCall:
     process.count += 1
     record = process.models.get(model) or _record(process)
     process.models[model] = record
     record.calls += 1
     strategy = model.distribute_strategy
-    every = from_environment("checkpoint_every", os.environ, None)
-    call = ScriptCall(
+    every = process.setting("checkpoint_every")
+    call = FitCall(
         record=record,
         number=record.calls,
         epochs=int(arguments["epochs"]),
@@ -114,7 +112,7 @@ def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> Scri
         every=every,
         epoch=int(arguments.get("initial_epoch") or 0),
         has_begun=True,
-        rereads=from_environment("resume_data", os.environ, "exact"),
+        rereads=process.setting("resume_data"),
     )
     process.call = call
     return call
@@ -122,18 +120,18 @@ def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> Scri
 
 def _record(process: PlainProcess) -> ModelRecord:
     store = process.trainings.root  # until the model is built, and it is known which training it is
-    replica = Replica(process.task, process.environment, store, process.progress, process.stop)
-    return ModelRecord(0, store, CheckpointWriter(replica))
+    return ModelRecord(0, store, CheckpointWriter(process, store))
 
 
-def _reaction(users: list[Any]) -> OnNan:
-    """Return the reaction to NaN: a script's own callback decides, unless the environment sets one."""
-    if any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in users) and not os.environ.get(VARIABLE):
+def _reaction(process: PlainProcess, users: list[Any]) -> OnNan:
+    """Return the reaction to NaN: a script's own callback decides, unless a setting does."""
+    is_set = os.environ.get("TRAIN_ON_NAN") or process.settings.get("on_nan")
+    if any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in users) and not is_set:
         return OnNan.IGNORE
-    return OnNan.from_environment(os.environ)
+    return OnNan(process.setting("on_nan"))
 
 
-def _end(process: PlainProcess, call: ScriptCall, last: AtEnd) -> None:
+def _end(process: PlainProcess, call: FitCall, last: AtEnd) -> None:
     """Save the state after the call: callbacks may have restored other weights at its end."""
     step = call.skipped_to if call.plan is ResumePlan.SKIP else process.step
     call.record.past.append(call.as_past(step=step))
@@ -142,15 +140,23 @@ def _end(process: PlainProcess, call: ScriptCall, last: AtEnd) -> None:
     last.compare_weights(process.step)
     if process.is_writer:
         last.save_end()
-        if process.trained is None:
-            atexit.register(_leave_model, process, call.record.writer.replica)
-        process.trained = last.model
+        is_first, process.trained = process.trained is None, last.model
+        if is_first and process.task.cluster:
+            atexit.register(leave_model, process)  # the script may train further
     process.progress.update(state="preparing")  # the script takes no steps now
     process.progress.flush()
 
 
-def _leave_model(process: PlainProcess, replica: Replica) -> None:
-    """Write the model of the last `fit` to `<output>/model` as the script ends, as the library does.
+# The trained model as files that don't need this package: Keras's own format, and a SavedModel.
+
+
+FOLDER = "model"
+KERAS_FILE = "model.keras"
+SAVED_MODEL = "saved_model"
+
+
+def leave_model(process: PlainProcess) -> None:
+    """Write the model of the last `fit` to `<output>/model` at the end of the script.
 
     In a replica's context the writer reads variables by itself: the other workers may have ended.
     """
@@ -166,7 +172,41 @@ def _leave_model(process: PlainProcess, replica: Replica) -> None:
             copy = keras.models.load_model(path.with_name(KERAS_FILE), known, compile=False)
             copy.export(path, verbose=False)
 
+    if not process.setting("export"):
+        return
     try:
-        save_model(replica, save, export)
+        save_model(process, save, export)
     except TrainerError as error:
         notice(f"the model isn't left as a file: {error}")
+
+
+def save_model(process: PlainProcess, save: Callable[[Path], None], export: Callable[[Path], None]) -> None:
+    """Write `<output>/model` by two functions of a path, for Keras's own format and then a SavedModel.
+
+    A format that fails is logged and left out; the weights are in the final checkpoint anyway. Raises
+    OutputFull, OutputUnwritable, Fenced or OutputTaken if the folder can't be written.
+    """
+    folder = process.environment.output_dir / FOLDER
+
+    def fill(place: Path) -> None:
+        _write(place / KERAS_FILE, save)
+        _write(place / SAVED_MODEL, export)
+
+    process.trainings.root.publish(folder, fill)
+    written = [path.name for path in (folder / KERAS_FILE, folder / SAVED_MODEL) if path.exists()]
+    if written:
+        announce(f"the model is in {folder}: {' and '.join(written)}")
+    else:
+        folder.rmdir()
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from Keras and NumPy, not from the user
+            write(path)
+    except Exception as error:
+        if isinstance(error, OSError) or is_tensorflows(error):
+            raise  # of the folder; whatever a layer of the user's may raise is another
+        Files().remove(path)  # it may be incomplete
+        notice(f"the model can't be written as {path.name}: {first_line(error)}")

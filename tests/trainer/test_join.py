@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainjob_trainer import InvalidConfiguration, library
-
-JOIN = "from trainjob_trainer.replica import join; join()"
+JOIN = "from trainjob_trainer.plain.process import join; join({})"
 
 
 @pytest.mark.parametrize(
@@ -39,13 +37,3 @@ def test_a_malformed_environment_leaves_with_its_code_and_a_report(
     error = json.loads(report.read_text())["error"]
     assert error["reason"] == "InvalidConfiguration"
     assert words in error["message"]
-
-
-def test_a_wrong_request_is_refused_once_its_error_has_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined: list[bool] = []
-    monkeypatch.setattr(library, "join", lambda **_: joined.append(True))
-
-    with pytest.raises(InvalidConfiguration, match="epochs"):
-        library.train_and_evaluate(lambda: None, lambda: None, lambda: None, epochs=0, global_batch=8)
-
-    assert joined
