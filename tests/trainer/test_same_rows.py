@@ -83,14 +83,8 @@ def test_what_may_be_missing_is_not_hashed() -> None:
     assert len(hashed[0]) == 1
 
 
-def test_an_example_is_one_row() -> None:
-    example = {"x": tf.ones([4, 2]), "y": tf.constant(1)}
-    _, hashed = read(tf.data.Dataset.from_tensors(example), of_batches=False)
-    assert [part.shape for part in hashed[0]] == [(1, 8), (1, 8)]
-
-
 def test_the_first_elements_and_some_others_of_each_epoch_are_hashed() -> None:
-    _, hashed = read(tf.data.Dataset.range(300).batch(1), first=2, of_epoch=100)
+    _, hashed = read(tf.data.Dataset.range(300).batch(1), of_epoch=100)
     for epoch in range(3):
         own = [number - 100 * epoch for number in hashed if number // 100 == epoch]
         assert own[:2] == [0, 1]
@@ -98,7 +92,7 @@ def test_the_first_elements_and_some_others_of_each_epoch_are_hashed() -> None:
 
 
 def test_of_endless_data_ever_fewer_are_hashed() -> None:
-    _, hashed = read(tf.data.Dataset.range(1000).batch(1), first=2)
+    _, hashed = read(tf.data.Dataset.range(1000).batch(1))
     assert sum(number < 100 for number in hashed) > 4
     assert sum(number >= 100 for number in hashed) < 20
 

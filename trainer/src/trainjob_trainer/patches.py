@@ -81,8 +81,9 @@ PATCHES = (
     Patch(
         "strategy",
         "MultiWorkerMirroredStrategy and MirroredStrategy (constructors), Context.ensure_initialized, "
-        "GradientTape.gradient",
-        "the job's workers train one model, whatever strategy a script names, and start from one seed",
+        "GradientTape.gradient; that strategy's creation of variables",
+        "the job's workers train one model, whatever strategy a script names, and start from one seed; they "
+        "wait for worker 0, and compare the values of new variables once for many",
         {
             "tensorflow.python.eager.context": "plain.strategy.build_before_first_operation",
             "tensorflow.python.distribute.collective_all_reduce_strategy": "plain.strategy.prepare_strategy",

@@ -27,7 +27,8 @@ from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.reporting.progress import notice
 from trainjob_trainer.task import Task
 
-DRAWN = 4
+FIRST, DRAWN = 2, 4
+"""Batches of an epoch that are hashed: the first ones, and about so many others."""
 CERTAIN = 14.0
 """Natural logarithm of the number of orders that makes a component certain: chance is one in a million."""
 
@@ -73,24 +74,12 @@ class SameRows:
     """Hashes elements of one data set on each worker and compares the hashes.
 
     Args:
-        of_batches: whether elements are batches, one for each step; else they are examples.
-        first: so many elements are hashed at the beginning of each epoch.
-        of_epoch: elements of an epoch, if known: then some `DRAWN` further ones of it; else ever fewer.
+        of_epoch: batches of an epoch, if known: then some `DRAWN` further ones of it; else ever fewer.
     """
 
-    def __init__(
-        self,
-        strategy: Any,
-        task: Task,
-        *,
-        of_batches: bool = True,
-        first: int = 2,
-        of_epoch: int = 0,
-    ) -> None:
+    def __init__(self, strategy: Any, task: Task, of_epoch: int = 0) -> None:
         self._strategy = strategy
         self._task = task
-        self._of_batches = of_batches
-        self._first = first
         self._of_epoch = of_epoch
         self._dataset: Any = None
         self._open: list[list[bytes]] = []
@@ -121,16 +110,16 @@ class SameRows:
         self._forget()
 
         def hash_rows(number: Any, element: Any) -> Any:
-            hashes = [_hashes(one, of_batch=self._of_batches) for one in _tensors(element)]
+            hashes = [_hashes(one) for one in _tensors(element)]
             return tf.numpy_function(self._note, [number, *hashes], tf.int64)
 
         @as_written
         def pass_on(number: Any, element: Any) -> Any:
-            epoch, place, choices = self._epoch, number, number // self._first + 1
+            epoch, place, choices = self._epoch, number, number // FIRST + 1
             if self._of_epoch:
                 epoch, place = self._epoch + number // self._of_epoch, number % self._of_epoch
                 others = tf.constant(max(1, self._of_epoch // DRAWN), tf.int64)
-                choices = tf.where(place < self._first, tf.ones_like(others), others)
+                choices = tf.where(place < FIRST, tf.ones_like(others), others)
             drawn = tf.random.stateless_uniform([], [epoch, place], 0, choices, tf.int64)
             done = tf.cond(
                 tf.equal(drawn, 0), lambda: hash_rows(number, element), lambda: tf.constant(0, tf.int64)
@@ -223,9 +212,9 @@ def _tensors(element: Any) -> list[Any]:
     ]
 
 
-def _hashes(value: Any, *, of_batch: bool) -> Any:
-    """Return a hash of 8 bytes for each row of a dense tensor, or for all of it."""
-    if not of_batch or value.shape.rank == 0:
+def _hashes(value: Any) -> Any:
+    """Return a hash of 8 bytes for each row of a dense tensor."""
+    if value.shape.rank == 0:
         value = tf.expand_dims(value, 0)
     shape = tf.shape(value)
     flat = tf.reshape(value, [shape[0], tf.reduce_prod(shape[1:])])
