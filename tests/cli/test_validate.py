@@ -162,9 +162,10 @@ try:
     main(["validate", sys.argv[1]])
 except SystemExit as end:
     assert end.code == 0
-heavy = {"tensorflow", "keras", "numpy", "trainjob_trainer"}
-heavy |= {"kopf", "kubernetes", "aiohttp", "rich", "jinja2", "asyncio"}
-print(sorted(heavy & set(sys.modules)))
+heavy = {"tensorflow", "keras", "numpy", "kopf", "kubernetes", "aiohttp", "rich", "jinja2", "asyncio"}
+light = ("trainjob_trainer.contract", "trainjob_trainer.errors")
+trainer = {one for one in sys.modules if one.startswith("trainjob_trainer.") and not one.startswith(light)}
+print(sorted(trainer | heavy & set(sys.modules)))
 """
     command = [sys.executable, "-c", code, str(_write(tmp_path, build_job()))]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)

@@ -99,6 +99,7 @@ def test_a_history_may_hold_arrays() -> None:
         (9.9, 1.0, True, False, False),  # epochs are short
         (10.0, 1.0, True, False, True),
         (900.0, 1.0, True, True, False),  # the disk is slow
+        (300.0, 3600.0, True, False, True),  # the machine slept within the last save
         (299.0, 1.0, False, False, False),
         (300.0, 1.0, False, False, True),  # a long epoch
         (300.0, 1.0, False, True, False),

@@ -128,7 +128,6 @@ def resumed(cluster: NodeCluster, namespace: str, beyond: int) -> int:
         return bool(progress.get("step", 0) > progress.get("resumedFrom", 0) > beyond)
 
     until(has_gone_on, what=f"training beyond step {beyond}", seconds=60 * MINUTES, every=0.5)
-    assert progress["globalBatch"] == BATCH
     return int(progress["step"])
 
 

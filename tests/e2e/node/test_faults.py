@@ -45,7 +45,7 @@ STILLBORN = (
     faulty_job("syntax-error", "", workers=1, container=SYNTAX_ERROR),
     faulty_job("misconfigured", faults.MISCONFIGURED, workers=1),
     faulty_job("init-fails", "", workers=1, pod=with_init("echo permission denied; exit 1"), maxRestarts=0),
-    faulty_job("init-slow", "", workers=1, pod=with_init("sleep 600"), startTimeoutSeconds=5),
+    faulty_job("init-slow", "", workers=1, pod=with_init("sleep 600"), startTimeoutSeconds=20),
     faulty_job("init-image", "", workers=1, pod=with_init("true", **NO_IMAGE)),
     faulty_job("sidecar-fails", "", workers=1, pod=NO_CERTIFICATE),
     faulty_job(

@@ -99,6 +99,8 @@ def flip_bit_after(step: int) -> None:
     def take(self: TracedSteps, batches: Any) -> dict[str, Any]:
         nonlocal done
         logs = original(self, batches)
+        if not self._trains:
+            return logs
         if done < step <= done + batches.count:
             (kernel,) = local_components(self._model.weights[0])
             value = kernel.numpy()

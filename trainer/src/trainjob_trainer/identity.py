@@ -279,6 +279,7 @@ class Trainings:
         number = max([1, *used]) + 1 if known or self._saved else 1
         store = self.store(number)
         store.prepare()
+        store.set_aside(0)  # nothing is there: what comes is this process's, or another one writes here
         store.write_facts(TRAINING, asdict(call))
         self._saved.append(SavedTraining(number, call, is_taken=True))
         return number

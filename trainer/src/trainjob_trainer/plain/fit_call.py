@@ -65,7 +65,9 @@ class SaveTimes:
         """Return whether to save after `step` steps; `is_writing`: the last checkpoint is being written."""
         if self.every is not None:
             return self.has_come(step)
-        least = TIMES_ITS_OWN * self._took if epoch_ends else SECONDS_WITHIN_AN_EPOCH
+        least = SECONDS_WITHIN_AN_EPOCH
+        if epoch_ends:  # the machine may have slept within the last save
+            least = min(least, TIMES_ITS_OWN * self._took)
         return not is_writing and self._clock() - self._saved_at >= least
 
     @contextmanager

@@ -84,7 +84,8 @@ def prepare_strategy(module: ModuleType) -> None:
 
             if is_collective(self):
                 InitialValues(self, process.task)
-            if trains_together(process.task):
+            is_alone = process.task.num_workers == 1 and not process.task.is_evaluator
+            if is_alone or trains_together(process.task):
                 _joint.append((process.task, self))
 
     strategy.__new__ = staticmethod(__new__)
@@ -125,7 +126,7 @@ def build_before_first_operation(context: ModuleType) -> None:
 _building = SimpleNamespace(lock=threading.RLock(), is_begun=False)
 """Whether the strategy is being built, by the thread that has the lock."""
 _joint: list[tuple[Task, Any]] = []
-"""The strategy of several workers, once it is built: TensorFlow builds one in a process."""
+"""The strategy of the job's workers, once it is built: TensorFlow builds one in a process."""
 
 
 def _built() -> Any:

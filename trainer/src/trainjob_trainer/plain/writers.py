@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import functools
 import hashlib
 import inspect
@@ -178,8 +179,14 @@ def _share_backup(callback: Any) -> None:
             original._save_model(private)
 
     def on_train_end(logs: Any = None) -> None:
-        if folder is None or saves.is_own(path):
+        if folder is not None and not saves.is_own(path):
+            return
+        try:
             original.on_train_end(callback, logs)
+        except OSError as error:
+            # The writer may remove it before another has seen that it is the writer's: then both do.
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
 
     callback._save_model, callback.on_train_end = save, on_train_end
 
