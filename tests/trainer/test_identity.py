@@ -205,6 +205,17 @@ def test_tables_and_pipelines_are_known_by_what_they_are_made_of(one: Any, same:
     assert digest_of_arrays([one]) == digest_of_arrays([same]) != digest_of_arrays([other])
 
 
+def test_files_are_known_by_their_folders_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(folder: str, output: str) -> str:
+        monkeypatch.setenv("TRAINJOB_OUTPUT_DIR", output)
+        return digest_of_arrays([tf.data.TextLineDataset(f"{folder}/rows.csv")])
+
+    assert of("/data/fold-1", "/output") != of("/data/fold-2", "/output")
+    assert of("/output/data", "/output") == of("/output/evaluator/data", "/output/evaluator")
+    assert of("/data", "/output") == of("/data", "/output/evaluator")
+    assert of("/data", "") == of("/data", "/output")
+
+
 @pytest.mark.parametrize(
     "odd",
     [

@@ -13,6 +13,7 @@ import functools
 import inspect
 import json
 import linecache
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,8 +203,10 @@ def digest(facts: Any) -> str:
 def digest_of_arrays(arrays: Iterable[Any]) -> str:
     """Return a short hash of shapes, types and some rows of arrays and tables; of other data, of their kind.
 
-    A tf.data pipeline has the arrays and the names of files that it begins with.
+    A tf.data pipeline has the arrays and the names of files that it begins with. Below this replica's own
+    output folder a file has the name that it has there: the evaluator's folder is another one.
     """
+    own = os.environ.get("TRAINJOB_OUTPUT_DIR", "")
     facts: list[Any] = []
     ahead = list(arrays)
     for one in ahead:  # which grows
@@ -213,10 +216,10 @@ def digest_of_arrays(arrays: Iterable[Any]) -> str:
             shape = list(one.shape)
             one = np.asarray(one) if hasattr(one, "numpy") else one  # noqa: PLW2901 - a GPU would slice a tensor
             rows = np.asarray(one[:: max(1, shape[0] // _ROWS)])
-            if rows.dtype.hasobject:  # texts; of the name of a file its folder doesn't count
-                content = repr([str(text).rpartition("/")[2] for text in rows.ravel()]).encode()
-            else:
-                content = rows.tobytes()
+            content = rows.tobytes()
+            if rows.dtype.hasobject:  # texts
+                texts = repr(rows.tolist())
+                content = (texts.replace(f"{own}/", "") if own else texts).encode()
             facts.append([shape, str(rows.dtype), zlib.crc32(content)])
         except Exception:  # noqa: BLE001 - it may be of any class
             facts.append(type(one).__name__)
