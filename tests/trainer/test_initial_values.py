@@ -22,6 +22,7 @@ def test_workers_with_other_variables_are_named(more: int, monkeypatch: pytest.M
     monkeypatch.setattr(initial_values, "gather_all", gathered)
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     values = InitialValues(strategy, Task("worker", 0, CLUSTER))
+    values.install()
     with strategy.scope():
         tf.Variable(1.0)
         variable = tf.Variable(2.0, name="kernel")

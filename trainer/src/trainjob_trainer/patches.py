@@ -6,6 +6,7 @@ module; `TRAIN_WITHOUT=name,name` leaves rows out. Importing this module imports
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -33,19 +34,19 @@ class Patch:
         name: by which TRAIN_WITHOUT leaves it out.
         targets: what is replaced.
         mends: what is wrong or missing without it.
-        by: functions of this package by the module that they take, after its import.
+        functions: of this package, by the module that each takes after its import.
         upstream: the issue where it is reported; empty where it is a job's matter, and no fault.
         fault: by module, a regular expression that shows the fault in the installed source.
-        is_check: it replaces nothing, and runs again when the environment has changed.
+        depends_on_job: it runs again when the environment has become a job's; the others run once.
     """
 
     name: str
     targets: str
     mends: str
-    by: Mapping[str, str]
+    functions: Mapping[str, str]
     upstream: str = ""
     fault: Mapping[str, str] = field(default_factory=dict)
-    is_check: bool = False
+    depends_on_job: bool = False
 
     def is_needed(self) -> bool | None:
         """Return whether the installed source shows the fault; None if there is none to look for."""
@@ -65,7 +66,7 @@ PATCHES = (
         "sys.excepthook, SIGTERM, glibc's malloc",
         "an error ends a worker with a message and an exit code, and SIGTERM saves what has been reached",
         {"tensorflow.python.eager.context": "plain.process.install_hook"},
-        is_check=True,
+        depends_on_job=True,
     ),
     Patch(
         "refusals",
@@ -76,7 +77,7 @@ PATCHES = (
             "keras.src.backend.config": "plain.refusals.refuse_other_backend",
             "tf_keras.src.engine.training": "plain.refusals.refuse_legacy_fit",
         },
-        is_check=True,
+        depends_on_job=True,
     ),
     Patch(
         "strategy",
@@ -170,19 +171,18 @@ PATCHES = (
     ),
 )
 
-AWAITED = {module for patch in PATCHES for module in patch.by}
+AWAITED = {module for patch in PATCHES for module in patch.functions}
 """Modules after whose import something is to be done; the import hook has a copy (a test compares them)."""
-_OF_KERAS = {"reduce", "losses", "fit"}
 _done: set[tuple[str, int]] = set()
 
 
 def prepare(module: ModuleType) -> None:
     """Make what the table says of a module, once; raises what a module of another form causes."""
     for patch in PATCHES:
-        path = patch.by.get(module.__name__)
+        path = patch.functions.get(module.__name__)
         key = (patch.name, id(module))
-        is_left_out = is_without(patch.name, os.environ) or (key in _done and not patch.is_check)
-        if path is None or is_left_out or (patch.name in _OF_KERAS and not _has_expected_form(module)):
+        is_left_out = is_without(patch.name, os.environ) or (key in _done and not patch.depends_on_job)
+        if path is None or is_left_out or (_TRAINER in patch.functions and not _has_expected_form()):
             continue
         _done.add(key)
         owner, _, name = path.rpartition(".")
@@ -200,9 +200,12 @@ def fit_class(trainer: Any) -> Any:
     return getattr(trainer, "TensorFlowTrainer", None) or trainer.Trainer
 
 
-def _has_expected_form(module: ModuleType) -> bool:
+@functools.cache
+def _has_expected_form() -> bool:
     """Return whether Keras's trainer has the functions that are replaced; if not, a line says what to do."""
-    trainer: Any = sys.modules.get(_TRAINER)  # not there with another back end
+    trainer: Any = sys.modules.get(_TRAINER)
+    if trainer is None:  # another back end
+        return False
     try:
         kind, epochs = fit_class(trainer), trainer.TFEpochIterator
         expected = {
@@ -215,8 +218,7 @@ def _has_expected_form(module: ModuleType) -> bool:
         is_expected = all(list(inspect.signature(one).parameters) == names for one, names in expected.items())
     except (AttributeError, TypeError, ValueError):
         is_expected = False
-    if not is_expected and module is trainer and ("form", id(module)) not in _done:
-        _done.add(("form", id(module)))
+    if not is_expected:
         announce(
             "this version of Keras has other functions than this release repairs: with several workers `fit` "
             'may end in "ValueError: ... PerReplica". Install a tested version, or a newer trainjob'

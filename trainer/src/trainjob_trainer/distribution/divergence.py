@@ -73,8 +73,11 @@ def describe(apart: Apart, names: Sequence[str], variables: Sequence[str], step:
     The operator parses the names before the word `weights`; see docs/contract.md.
     """
     listed = [f"{names[rank]}'s" for rank in apart.ranks]
-    whose = " and ".join(filter(None, [", ".join(listed[:-1]), listed[-1]]))
-    if len(listed) > _SHOWN:
+    if len(listed) == 1:
+        (whose,) = listed
+    elif len(listed) <= _SHOWN:
+        whose = f"{', '.join(listed[:-1])} and {listed[-1]}"
+    else:
         whose = f"{', '.join(listed[:_SHOWN])} and {len(listed) - _SHOWN} more workers'"
     others = "the others'" if len(names) > len(apart.ranks) else "each other's"
     among = "between their devices" if others == "each other's" and apart.is_certain else f"from {others}"

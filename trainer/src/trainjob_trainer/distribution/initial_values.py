@@ -27,11 +27,14 @@ class InitialValues:
     """The initial values of the variables of one MultiWorkerMirroredStrategy of several workers."""
 
     def __init__(self, strategy: Any, task: Task) -> None:
-        extended = strategy.extended
         self._strategy, self._task = strategy, task
         self._pending: list[Any] = []
         self._computed = self._runs = 0
-        self._broadcast_value = extended._get_variable_creator_initial_value
+        self._broadcast_value = strategy.extended._get_variable_creator_initial_value
+
+    def install(self) -> None:
+        """Replace the strategy's creation of variables, and agree before they are used."""
+        strategy, extended = self._strategy, self._strategy.extended
         run, scope, create = strategy.run, strategy.scope, extended._create_variable
 
         # Its module stays TensorFlow's: autograph does not convert it, but converts the step passed to it.

@@ -83,7 +83,7 @@ def prepare_strategy(module: ModuleType) -> None:
             from trainjob_trainer.distribution.initial_values import InitialValues  # noqa: PLC0415 - as above
 
             if is_collective(self):
-                InitialValues(self, process.task)
+                InitialValues(self, process.task).install()
             is_alone = process.task.num_workers == 1 and not process.task.is_evaluator
             if is_alone or trains_together(process.task):
                 _joint.append((process.task, self))

@@ -20,17 +20,15 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 
-from trainjob_trainer.distribution.collective import broadcast, is_collective
+from trainjob_trainer.distribution.collective import is_collective
 from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
 from trainjob_trainer.engine.replica_share import added, by_share, retried, without_share
-from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.patches import fit_class
 from trainjob_trainer.plain.data import UNEQUAL_ROWS, Batches, JobEpochs, of_one_replica
-from trainjob_trainer.plain.fit_call import Seen
-from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
+from trainjob_trainer.plain.process import assigned, current_process
 from trainjob_trainer.plain.strategy import bring_in, meet
 from trainjob_trainer.reporting.progress import notice
 
@@ -330,17 +328,6 @@ def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
     """Return whether a class has these methods from Keras or not at all; the class of None has none."""
     found = (getattr(kind, name, None) for name in methods)
     return all(method is None or method.__module__.startswith("keras.") for method in found)
-
-
-def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> StepsPerExecution | None:
-    """Return the steps per execution of a `fit` with the script's callbacks; None: as many as Keras's."""
-    call, strategy = process.call, model.distribute_strategy
-    if call is None or not is_mirrored(strategy):
-        return None
-    call.seen = Seen.by_any(strategy, process.task, callbacks)
-    if call.seen.batches or not model._takes_many():
-        return None
-    return StepsPerExecution(lambda value: broadcast(strategy, process.task, [value])[0])
 
 
 def see_tests(callbacks: Any) -> bool:

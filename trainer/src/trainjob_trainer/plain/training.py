@@ -17,18 +17,19 @@ from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.distribution.collective import broadcast, is_collective
 from trainjob_trainer.distribution.divergence import WeightsWatch
+from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.model_state import create_random_state, tell_unsynchronized
 from trainjob_trainer.engine.not_finite import FiniteWatch, OnNan
-from trainjob_trainer.engine.steps_per_execution import Looks
+from trainjob_trainer.engine.steps_per_execution import Looks, StepsPerExecution
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import TrainerError, first_line, is_tensorflows
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
-from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, ResumePlan, SaveTimes
+from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, ResumePlan, SaveTimes, Seen
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
 from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.strategy import bring_in, is_one_of_several, meet, report_alone
-from trainjob_trainer.plain.trainer import build_executions, errors_explained
+from trainjob_trainer.plain.trainer import errors_explained
 from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import end_if_finished
@@ -74,7 +75,10 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         model.train_function = None  # made by `train_on_batch`, for example, which does not watch gradients
     strategy = model.distribute_strategy
     call.weights = WeightsWatch(strategy, process.task, wanted=process.setting("compare_weights"))
-    call.executions = build_executions(process, model, users)
+    if is_mirrored(strategy):
+        call.seen = Seen.by_any(strategy, process.task, users)
+        if not call.seen.batches and model._takes_many():
+            call.executions = StepsPerExecution(lambda number: broadcast(strategy, process.task, [number])[0])
     isolate(users)
     data = dict(arguments)
     first = AtBegin(lambda steps: restore(process, call, model, data, users, steps), process.claim_output)
