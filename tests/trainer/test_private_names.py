@@ -30,6 +30,7 @@ from tensorflow.python.distribute import (
 from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
+from tensorflow.python.profiler import profiler_v2
 
 import trainjob_trainer
 from trainjob_trainer.patches import fit_class
@@ -116,6 +117,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_num_workers": collective_all_reduce_strategy.CollectiveAllReduceExtended,
     "_options": input_lib.DistributedDatasetsFromFunction,
     "_primary": values.DistributedVariable,
+    "_profiler": profiler_v2,
     "_reshuffle_each_iteration": tf.data.Dataset.range(1).shuffle(1),
     "_shuffle": keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter,
     "_steps_seen": keras.src.trainers.epoch_iterator.EpochIterator,

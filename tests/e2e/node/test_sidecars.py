@@ -58,6 +58,7 @@ def test_workers_end_beside_an_evaluator_and_the_evaluator_with_the_job(
     wait_for_the_pods_end(installed, restricted, "done")
     (evaluator,) = pods_of(installed, restricted, "done", "evaluator")
     name = evaluator["metadata"]["name"]
+    installed.kubectl("wait", "pod", name, "-n", restricted, "--for=condition=Ready", "--timeout=60s")
     installed.kubectl("exec", name, "-n", restricted, "-c", "trainer", "--", "touch", "/tmp/go")
     job = wait_for(installed, restricted, "done", "condition=Complete")
 

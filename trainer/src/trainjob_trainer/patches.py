@@ -156,9 +156,11 @@ PATCHES = (
     ),
     Patch(
         "saving",
-        "save_model and save_weights of keras.src.saving.saving_api, Model.export",
-        "no two workers write one file, and every worker reads back what it has saved",
+        "save_model and save_weights of keras.src.saving.saving_api, Model.export, tf.profiler.experimental.start",
+        "no two workers write one file, and every worker reads back what it has saved; worker 0 alone records a "
+        "profile, since one in another ends its process now and then",
         {
+            "tensorflow.python.profiler.profiler_v2": "plain.strategy.record_in_worker_0",
             "keras.src.saving.saving_api": "plain.writers.redirect_saving",
             "keras.src.models.model": "plain.writers.redirect_export",
         },

@@ -31,6 +31,7 @@ PREPARED = {
     "tensorflow.python.distribute.mirrored_strategy",
     "tensorflow.python.distribute.values",
     "tensorflow.python.data.ops.multi_device_iterator_ops",
+    "tensorflow.python.profiler.profiler_v2",
     "tensorflow.python.ops.gen_dataset_ops",
     "tensorflow.python.ops.gen_experimental_dataset_ops",
     "keras.src.backend.config",

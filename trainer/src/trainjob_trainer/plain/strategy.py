@@ -268,6 +268,24 @@ def read_as_numbers(module: ModuleType) -> None:
             setattr(kind, f"__{number.__name__}__", lambda self, number=number: number(self.numpy()))
 
 
+def record_in_worker_0(module: ModuleType) -> None:
+    """Have a worker but the first record nothing where `tensorflow.python.profiler.profiler_v2` would start.
+
+    In those TensorFlow frees a recording wrongly: about one of 50 ends the process (`free(): invalid pointer`).
+    """
+    original = module.start
+
+    @functools.wraps(original)
+    def start(logdir: Any, options: Any = None) -> None:
+        task = current_process().task
+        if task.is_writer or not is_one_of_several(task) or module._profiler is not None:
+            original(logdir, options)
+        else:
+            module._profiler = SimpleNamespace(export_to_tb=lambda: None)  # what `stop` calls
+
+    module.start = start
+
+
 def keep_datasets(module: ModuleType) -> None:
     """Keep the dataset of an iterator until the iterator is freed; TensorFlow frees the dataset before it.
 
