@@ -46,8 +46,8 @@ import tensorflow as tf  # noqa: E402
 
 from trainjob_trainer import train_and_evaluate  # noqa: E402
 from trainjob_trainer.checkpoint.files import Files  # noqa: E402
-from trainjob_trainer.plain.process import current_process  # noqa: E402
 from trainjob_trainer.reporting.step_times import StepClock  # noqa: E402
+from trainjob_trainer.session import current_process  # noqa: E402
 
 stamp(imported=time.time())
 look = StepClock.look

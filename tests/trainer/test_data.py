@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.data.batches import (
+from trainjob_trainer.keras.pipelines import (
     batch_size_of,
     count_elements,
     read_on_cpu,

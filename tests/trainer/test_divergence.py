@@ -25,8 +25,8 @@ from trainjob_trainer.distribution.divergence import (
     hash_of,
     mirrored,
 )
-from trainjob_trainer.engine.gradient_path import _note_gathered
-from trainjob_trainer.engine.steps_per_execution import Looks
+from trainjob_trainer.keras.gradients import _note_gathered
+from trainjob_trainer.keras.pace import Looks
 
 THREE = {"worker": ("a:1", "b:1", "c:1")}
 MIRRORED = tf.distribute.MirroredStrategy(["CPU:0"])

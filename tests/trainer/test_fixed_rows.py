@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.engine.gradient_path import has_fixed_rows
+from trainjob_trainer.keras.gradients import has_fixed_rows
 
 TABLE = tf.Variable(tf.ones([9, 2]))
 Lookup = Callable[[Any], Any]

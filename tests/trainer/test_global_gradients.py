@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer.distribution.strategy import is_mirrored
-from trainjob_trainer.engine.gradient_path import are_needed
-from trainjob_trainer.engine.stepping import reason_against
+from trainjob_trainer.keras.gradients import are_needed
+from trainjob_trainer.keras.steps import reason_against
 
 SGD = keras.optimizers.SGD
 layers = keras.layers

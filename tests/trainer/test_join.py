@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-JOIN = "from trainjob_trainer.plain.process import join; join({})"
+JOIN = "from trainjob_trainer.session import join; join({})"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.engine.metric_state import MetricState, OverAll, has_own_reset, read_over_all
+from trainjob_trainer.keras.metrics import MetricState, OverAll, has_own_reset, read_over_all
 
 STRATEGY = tf.distribute.get_strategy()
 

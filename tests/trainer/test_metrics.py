@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.engine.metric_state import scalars
+from trainjob_trainer.keras.metrics import scalars
 
 
 def test_single_numbers_of_any_library_stay_and_others_go() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import pytest
 
-from trainjob_trainer.engine.model_state import tell_unsynchronized
+from trainjob_trainer.keras.model import tell_unsynchronized
 
 
 def build(**settings: Any) -> Any:

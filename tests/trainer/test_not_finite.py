@@ -11,7 +11,7 @@ import pytest
 
 from trainjob_trainer import NotFinite, Task
 from trainjob_trainer.checkpoint.snapshot import NamedArray
-from trainjob_trainer.engine.not_finite import FiniteWatch, Found, OnNan, workers_of
+from trainjob_trainer.keras.not_finite import FiniteWatch, Found, OnNan, workers_of
 
 TWO = Task("worker", 0, {"worker": ("a:1", "b:1")})
 CHIEF = Task("worker", 0, {"worker": ("a:1",), "chief": ("b:1",)})

@@ -20,9 +20,9 @@ from trainjob_trainer import InvalidConfiguration, NotFinite, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.strategy import wait_for_servers
 from trainjob_trainer.edge import StopRequest
-from trainjob_trainer.engine.gradient_path import GradientPath
-from trainjob_trainer.engine.model_state import optimizers_of
-from trainjob_trainer.engine.not_finite import OnNan
+from trainjob_trainer.keras.gradients import GradientPath
+from trainjob_trainer.keras.model import optimizers_of
+from trainjob_trainer.keras.not_finite import OnNan
 from trainjob_trainer.parameter_server import (
     Block,
     CoordinatorLoop,

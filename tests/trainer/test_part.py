@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trainjob_trainer import Part, Task
-from trainjob_trainer.data.batches import part_of
+from trainjob_trainer.keras.pipelines import part_of
 
 WORKERS = {"worker": ("a:1", "b:1", "c:1"), "evaluator": ("e:1",)}
 WITH_CHIEF = {"chief": ("a:1",), "worker": ("b:1", "c:1")}

@@ -11,14 +11,14 @@ import pytest
 import tensorflow as tf
 
 from support.trainer.alone import prepare_fit
-from trainjob_trainer.engine.replica_share import (
+from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.keras.shares import (
     Part,
     by_share,
     retried,
     weighed,
     without_share,
 )
-from trainjob_trainer.errors import InvalidConfiguration
 
 TRUE, PREDICTED = tf.zeros([2, 1]), tf.constant([[1.0], [3.0]])
 MEAN, SUM = 2.0, 4.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.data.same_rows import CERTAIN, Component, SameRows, Verdict, augments_at_random, judge
+from trainjob_trainer.keras.same_rows import CERTAIN, Component, SameRows, Verdict, augments_at_random, judge
 from trainjob_trainer.task import Task
 
 SURE, UNSURE, CONSTANT = int(CERTAIN) + 1, 3, 0

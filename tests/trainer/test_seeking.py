@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.data.batches import (
+from trainjob_trainer.keras.pipelines import (
     Rereading,
     count_elements,
     depends_on_script,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.engine.gradient_path import GradientPath, find_slots, shared_update
-from trainjob_trainer.engine.stepping import ManySteps
+from trainjob_trainer.keras.gradients import GradientPath, find_slots, shared_update
+from trainjob_trainer.keras.steps import ManySteps
 
 optimizers = keras.optimizers
 EQUAL = {

@@ -12,9 +12,9 @@ from tensorflow.python.eager import context
 
 from support.trainer.steps import Steps, build_model
 from trainjob_trainer.distribution.collective import weights_hash
-from trainjob_trainer.engine.metric_state import OverAll, scalars
-from trainjob_trainer.engine.model_state import variable_groups
-from trainjob_trainer.engine.stepping import announce_first_step, rewritten_once
+from trainjob_trainer.keras.metrics import OverAll, scalars
+from trainjob_trainer.keras.model import variable_groups
+from trainjob_trainer.keras.steps import announce_first_step, rewritten_once
 
 BATCH = 4
 INPUTS = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")

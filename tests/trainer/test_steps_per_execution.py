@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer.engine.steps_per_execution import (
+from trainjob_trainer.keras.pace import (
     CALLS_A_LOOK,
     TIMED_STEPS,
     Looks,

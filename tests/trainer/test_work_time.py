@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer.distribution.collective import weights_hash
-from trainjob_trainer.engine.gradient_path import GradientPath
-from trainjob_trainer.engine.model_state import variable_groups
-from trainjob_trainer.engine.not_finite import OnNan
-from trainjob_trainer.engine.stepping import ManySteps, OwnTime, data_moment, own_seconds
+from trainjob_trainer.keras.gradients import GradientPath
+from trainjob_trainer.keras.model import variable_groups
+from trainjob_trainer.keras.not_finite import OnNan
+from trainjob_trainer.keras.steps import ManySteps, OwnTime, data_moment, own_seconds
 
 INPUTS = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
 

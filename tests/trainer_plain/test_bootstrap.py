@@ -14,7 +14,7 @@ from testbed.ports import free_ports
 
 from support.trainer.plain import BOOTSTRAP, clean_environment, run_python
 from trainjob_trainer.patches import AWAITED
-from trainjob_trainer.plain.process import job_seed
+from trainjob_trainer.session import job_seed
 
 JOB = {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}'}
 

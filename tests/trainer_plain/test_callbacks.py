@@ -9,8 +9,8 @@ import pytest
 
 from trainjob_trainer import Task
 from trainjob_trainer.evaluation import Scoring
-from trainjob_trainer.plain.callbacks import with_scoring
-from trainjob_trainer.plain.trainer import JobTrainer, KerasTrainer
+from trainjob_trainer.keras.callbacks import with_scoring
+from trainjob_trainer.keras.trainer import JobTrainer, KerasTrainer
 from trainjob_trainer.reporting.progress import ProgressFile
 
 
@@ -50,7 +50,7 @@ def test_a_jobs_evaluate_and_predict_are_told(role: str, told: bool, monkeypatch
     process = SimpleNamespace(
         task=Task(role, 0, {}), progress=Told(), call=None, is_scoring=False, manages=False
     )
-    monkeypatch.setattr("trainjob_trainer.plain.trainer.current_process", lambda: process)
+    monkeypatch.setattr("trainjob_trainer.keras.trainer.current_process", lambda: process)
     for name in ("evaluate", "predict"):
         monkeypatch.setattr(KerasTrainer, name, lambda _, *args, **kwargs: kwargs.get("callbacks", args[-1]))
     ours, own = Trainer(), keras.callbacks.Callback()

@@ -14,23 +14,23 @@ import tensorflow as tf
 from tensorflow.python.distribute import values
 
 from support.trainer.alone import prepare_fit
-from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.evaluation import Scoring
-from trainjob_trainer.patches import PATCHES, _has_expected_form
-from trainjob_trainer.plain import traced_steps
-from trainjob_trainer.plain.data import (
+from trainjob_trainer.keras import traced_steps
+from trainjob_trainer.keras.data import (
     EVALUATION_BATCHES,
     Batches,
     JobEpochs,
     _others_at_end,
 )
-from trainjob_trainer.plain.trainer import (
+from trainjob_trainer.keras.pace import StepsPerExecution
+from trainjob_trainer.keras.trainer import (
     TEST_METHODS,
     JobTrainer,
     are_keras_own,
     see_tests,
     sees_batches,
 )
+from trainjob_trainer.patches import PATCHES, _has_expected_form
 from trainjob_trainer.reporting.progress import ProgressFile
 
 callbacks, adapters = keras.callbacks, keras.src.trainers.data_adapters
@@ -256,7 +256,7 @@ def test_an_epoch_is_cut_into_calls(
 def test_an_epoch_that_an_earlier_attempt_has_begun_goes_on_behind_its_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trainjob_trainer.plain.data.rereading", lambda _: Rereading())
+    monkeypatch.setattr("trainjob_trainer.keras.data.rereading", lambda _: Rereading())
     epoch = build_epoch(batches=10)
     epoch._current_iterator = iter(tf.data.Dataset.range(10))
     calls = [
@@ -278,7 +278,7 @@ def test_an_epoch_that_an_earlier_attempt_has_begun_goes_on_behind_its_batches(
 def test_keras_own_calls_are_left_out_where_an_earlier_attempt_has_made_them(
     passed: int, length: int, of_an_epoch: int | None, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainjob_trainer.plain.data.rereading", lambda _: Rereading())
+    monkeypatch.setattr("trainjob_trainer.keras.data.rereading", lambda _: Rereading())
     epoch, data = build_epoch(a_call=2, of_an_epoch=of_an_epoch), iter(range(length))
     calls = ((first, first + 1, data) for first in range(0, max(length, 6), 2))
     monkeypatch.setattr(JobEpochs.__mro__[1], "_enumerate_iterator", lambda _: calls)
@@ -300,7 +300,7 @@ def test_batches_of_another_shape_are_gathered_in_another_call(
 
 def test_calls_end_where_a_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     process = SimpleNamespace(step=103)
-    monkeypatch.setattr("trainjob_trainer.plain.data.current_process", lambda: process)
+    monkeypatch.setattr("trainjob_trainer.keras.data.current_process", lambda: process)
     counts = []
     for _, last, batches in build_epoch()._calls(12, build_call(4, every=5)):
         counts.append(batches.count)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.data.batches import Part
-from trainjob_trainer.plain.data import shard, why_not_by_file
+from trainjob_trainer.keras.data import shard, why_not_by_file
+from trainjob_trainer.keras.pipelines import Part
 
 
 def write(folder: Path, rows_of_files: Sequence[int]) -> list[str]:

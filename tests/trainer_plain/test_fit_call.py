@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainjob_trainer.identity import Identity
-from trainjob_trainer.plain.fit_call import (
+from trainjob_trainer.keras.fit_call import (
     FitState,
     PastCall,
     ResumePlan,

@@ -9,8 +9,8 @@ import pytest
 
 from support.trainer.plain import SCRIPTS, run_job
 from trainjob_trainer.environment import _SWITCHED
+from trainjob_trainer.keras.trainer import fixed_batch_trouble
 from trainjob_trainer.patches import PATCHES
-from trainjob_trainer.plain.trainer import fixed_batch_trouble
 
 
 def test_canary_keras_still_needs_both_repairs(tmp_path: Any) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.engine.callbacks import put_back, remembered, remembered_weights
-from trainjob_trainer.plain import writers
+from trainjob_trainer.keras import writers
+from trainjob_trainer.keras.callback_state import put_back, remembered, remembered_weights
 
 
 def callbacks() -> list[Any]:

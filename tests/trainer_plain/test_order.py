@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from trainjob_trainer.plain.data import JobEpochs
+from trainjob_trainer.keras.data import JobEpochs
 
 ROWS = np.arange(20)
 

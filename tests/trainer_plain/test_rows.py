@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.python.autograph.pyct.transpiler import PyToPy
 
-from trainjob_trainer.data.batches import count_elements
+from trainjob_trainer.keras import data as rows
+from trainjob_trainer.keras.pipelines import count_elements
 from trainjob_trainer.parameter_server import shuffled_passes
-from trainjob_trainer.plain import data as rows
 
 
 def batches(examples: int, size: int) -> tf.data.Dataset:

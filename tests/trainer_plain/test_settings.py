@@ -12,8 +12,8 @@ import pytest
 from support.trainer.alone import process
 from support.trainer.plain import SCRIPTS, Ended, run_job
 from trainjob_trainer import ExitCode, InvalidConfiguration
-from trainjob_trainer.engine.not_finite import OnNan
-from trainjob_trainer.plain.training import _reaction
+from trainjob_trainer.keras.fit import _reaction
+from trainjob_trainer.keras.not_finite import OnNan
 
 SCRIPT = SCRIPTS / "settings.py"
 

@@ -12,8 +12,8 @@ import pytest
 
 from support.trainer.plain import SCRIPTS, run_job
 from trainjob_trainer import Fenced
-from trainjob_trainer.plain import writers
-from trainjob_trainer.plain.writers import Saves, forget_saves, written
+from trainjob_trainer.keras import writers
+from trainjob_trainer.keras.writers import Saves, forget_saves, written
 
 
 class Replicas:

@@ -95,7 +95,7 @@ def operator(node_cluster: NodeCluster, namespace: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def trainer(node_cluster: NodeCluster, namespace: str) -> dict[str, Any]:
     imports = "import tensorflow, keras, trainjob_trainer; print(tensorflow.__version__, keras.__version__)"
-    helped = "import sys, keras; print('trainjob_trainer.plain' in sys.modules)"
+    helped = "import sys, keras; print('trainjob_trainer.session' in sys.modules)"
     task = json.dumps({"cluster": {"worker": ["127.0.0.1:2222"]}, "task": {"type": "worker", "index": 0}})
     commands = (["python", "-c", imports], ["env", f"TF_CONFIG={task}", "python", "-c", helped])
     return look(node_cluster, namespace, "trainer", images.trainer().name, *commands)

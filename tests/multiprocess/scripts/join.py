@@ -1,5 +1,5 @@
 """What every training begins with, before TensorFlow is imported."""
 
-from trainjob_trainer.plain.process import join
+from trainjob_trainer.session import join
 
 join({})

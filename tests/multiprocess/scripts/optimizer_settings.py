@@ -24,8 +24,8 @@ from trainjob_trainer import Task
 from trainjob_trainer.checkpoint.snapshot import local_components
 from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.distribution.strategy import build_strategy
-from trainjob_trainer.engine.model_state import further_groups, variable_groups
-from trainjob_trainer.engine.not_finite import OnNan
+from trainjob_trainer.keras.model import further_groups, variable_groups
+from trainjob_trainer.keras.not_finite import OnNan
 
 sys.path.append(str(Path(__file__).parents[2]))
 

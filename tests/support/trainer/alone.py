@@ -18,8 +18,8 @@ from trainjob_trainer.checkpoint_manager import BackgroundWriter
 from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.library import Result, _run
 from trainjob_trainer.patches import prepare
-from trainjob_trainer.plain.process import PlainProcess, running_as
 from trainjob_trainer.reporting.progress import ProgressFile
+from trainjob_trainer.session import PlainProcess, running_as
 
 STRATEGY = tf.distribute.get_strategy()
 

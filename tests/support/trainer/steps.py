@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
-from trainjob_trainer.engine.gradient_path import GradientPath
-from trainjob_trainer.engine.metric_state import scalars
-from trainjob_trainer.engine.not_finite import Found, OnNan
-from trainjob_trainer.engine.stepping import ManySteps, in_parts
+from trainjob_trainer.keras.gradients import GradientPath
+from trainjob_trainer.keras.metrics import scalars
+from trainjob_trainer.keras.not_finite import Found, OnNan
+from trainjob_trainer.keras.steps import ManySteps, in_parts
 
 
 def build_model(build: Callable[[], Any], spec: Any, seed: int) -> Any:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.plain.process import current_process
+from trainjob_trainer.session import current_process
 
 
 class Dying(keras.callbacks.Callback):

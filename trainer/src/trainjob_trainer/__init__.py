@@ -38,9 +38,9 @@ from trainjob_trainer.errors import (
 
 if TYPE_CHECKING:
     from trainjob_trainer.custom_loop import Run, init
-    from trainjob_trainer.data.batches import Part, interleaved
-    from trainjob_trainer.engine.model_state import load_checkpoint
     from trainjob_trainer.environment import Environment
+    from trainjob_trainer.keras.model import load_checkpoint
+    from trainjob_trainer.keras.pipelines import Part, interleaved
     from trainjob_trainer.library import Result, train_and_evaluate
     from trainjob_trainer.reporting.progress import report
     from trainjob_trainer.task import Task
@@ -77,13 +77,13 @@ __all__ = [
 
 _LAZY = {
     "Environment": "trainjob_trainer.environment",
-    "Part": "trainjob_trainer.data.batches",
+    "Part": "trainjob_trainer.keras.pipelines",
     "Result": "trainjob_trainer.library",
     "Run": "trainjob_trainer.custom_loop",
     "Task": "trainjob_trainer.task",
     "init": "trainjob_trainer.custom_loop",
-    "interleaved": "trainjob_trainer.data.batches",
-    "load_checkpoint": "trainjob_trainer.engine.model_state",
+    "interleaved": "trainjob_trainer.keras.pipelines",
+    "load_checkpoint": "trainjob_trainer.keras.model",
     "report": "trainjob_trainer.reporting.progress",
     "train_and_evaluate": "trainjob_trainer.library",
 }

@@ -18,7 +18,7 @@ from trainjob_trainer.errors import Preempted
 from trainjob_trainer.reporting.progress import announce, report_storage
 
 if TYPE_CHECKING:
-    from trainjob_trainer.plain.process import PlainProcess
+    from trainjob_trainer.session import PlainProcess
 
 # Writes in the background: the host copy is fast, the disk is not.
 

@@ -15,20 +15,20 @@ import tensorflow as tf
 from trainjob_trainer.checkpoint.snapshot import read
 from trainjob_trainer.checkpoint.store import Checkpoint, FinalMarker
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
-from trainjob_trainer.data.batches import part_of
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus
 from trainjob_trainer.distribution.strategy import build_strategy
-from trainjob_trainer.engine.metric_state import TrackedMetrics
 from trainjob_trainer.environment import is_smoke, setting
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import evaluate_checkpoints
+from trainjob_trainer.keras.metrics import TrackedMetrics
+from trainjob_trainer.keras.pipelines import part_of
 from trainjob_trainer.parameter_server import serve
-from trainjob_trainer.plain.process import PlainProcess, join
 from trainjob_trainer.reporting.progress import by_loss
 from trainjob_trainer.reporting.step_times import StepClock
 from trainjob_trainer.reporting.summaries import Summaries
 from trainjob_trainer.resume import Start, Verdict, agree, refuse_finished, restore
+from trainjob_trainer.session import PlainProcess, join
 
 # Variables of tracked objects.
 

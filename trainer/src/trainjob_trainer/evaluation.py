@@ -23,7 +23,7 @@ from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
 from trainjob_trainer.reporting.summaries import Summaries
 
 if TYPE_CHECKING:
-    from trainjob_trainer.plain.process import PlainProcess
+    from trainjob_trainer.session import PlainProcess
 
 # The checkpoints to score: each new one once, and always the final one.
 

@@ -12,16 +12,16 @@ import tensorflow as tf
 
 from trainjob_trainer import parameter_server
 from trainjob_trainer.checkpoint.store import FinalMarker
-from trainjob_trainer.data.batches import batch_size_of, count_elements, shuffle_buffer
 from trainjob_trainer.distribution.strategy import build_strategy
-from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.environment import SETTINGS, is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.keras.fit import leave_model
+from trainjob_trainer.keras.metrics import scalars
+from trainjob_trainer.keras.pipelines import batch_size_of, count_elements, shuffle_buffer
 from trainjob_trainer.patches import prepare_loaded
-from trainjob_trainer.plain.process import PlainProcess, join, running_as
-from trainjob_trainer.plain.training import leave_model
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.reporting.summaries import Summaries
+from trainjob_trainer.session import PlainProcess, join, running_as
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,15 @@ import tensorflow as tf
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, assign, json_group, read, read_json
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
-from trainjob_trainer.data.batches import as_written, batch_size_of, count_elements, in_order, shuffle_buffer
 from trainjob_trainer.distribution.first_worker import explained, is_gone
 from trainjob_trainer.distribution.strategy import training_cluster
 from trainjob_trainer.edge import exit_now
-from trainjob_trainer.engine.gradient_path import GradientPath, any_of
-from trainjob_trainer.engine.metric_state import (
+from trainjob_trainer.environment import is_smoke
+from trainjob_trainer.errors import InvalidConfiguration, OutputUnwritable
+from trainjob_trainer.identity import DATA, Identity, digest_of_arrays, find_site, key_of
+from trainjob_trainer.keras.fit import save_model
+from trainjob_trainer.keras.gradients import GradientPath, any_of
+from trainjob_trainer.keras.metrics import (
     LAST_EPOCH,
     METRICS,
     MetricState,
@@ -31,20 +34,22 @@ from trainjob_trainer.engine.metric_state import (
     saved_results,
     scalars,
 )
-from trainjob_trainer.engine.model_state import (
+from trainjob_trainer.keras.model import (
     further_groups,
     optimizers_of,
     tell_unsaved,
     variable_groups,
 )
-from trainjob_trainer.engine.not_finite import FiniteWatch, Found, OnNan
-from trainjob_trainer.engine.steps_per_execution import StepsPerExecution, next_stop
-from trainjob_trainer.engine.work_time import moment_after
-from trainjob_trainer.environment import is_smoke
-from trainjob_trainer.errors import InvalidConfiguration, OutputUnwritable
-from trainjob_trainer.identity import DATA, Identity, digest_of_arrays, find_site, key_of
-from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.plain.training import save_model
+from trainjob_trainer.keras.not_finite import FiniteWatch, Found, OnNan
+from trainjob_trainer.keras.pace import StepsPerExecution, next_stop
+from trainjob_trainer.keras.pipelines import (
+    as_written,
+    batch_size_of,
+    count_elements,
+    in_order,
+    shuffle_buffer,
+)
+from trainjob_trainer.keras.work_time import moment_after
 from trainjob_trainer.reporting.progress import add_to_history, announce, by_loss
 from trainjob_trainer.resume import (
     Start,
@@ -56,6 +61,7 @@ from trainjob_trainer.resume import (
     restore,
     settings_of,
 )
+from trainjob_trainer.session import PlainProcess
 from trainjob_trainer.task import Task
 
 # Concurrent additions on the server.

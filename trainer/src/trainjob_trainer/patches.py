@@ -65,7 +65,7 @@ PATCHES = (
         "start",
         "sys.excepthook, SIGTERM, glibc's malloc",
         "an error ends a worker with a message and an exit code, and SIGTERM saves what has been reached",
-        {"tensorflow.python.eager.context": "plain.process.install_hook"},
+        {"tensorflow.python.eager.context": "session.install_hook"},
         depends_on_job=True,
     ),
     Patch(
@@ -74,8 +74,8 @@ PATCHES = (
         "with another back end each worker would train a model of its own, and tf_keras would save nothing, "
         "without a word",
         {
-            "keras.src.backend.config": "plain.refusals.refuse_other_backend",
-            "tf_keras.src.engine.training": "plain.refusals.refuse_legacy_fit",
+            "keras.src.backend.config": "keras.refusals.refuse_other_backend",
+            "tf_keras.src.engine.training": "keras.refusals.refuse_legacy_fit",
         },
         depends_on_job=True,
     ),
@@ -86,23 +86,23 @@ PATCHES = (
         "the job's workers train one model, whatever strategy a script names, and start from one seed; they "
         "wait for worker 0, and compare the values of new variables once for many",
         {
-            "tensorflow.python.eager.context": "plain.strategy.build_before_first_operation",
-            "tensorflow.python.distribute.collective_all_reduce_strategy": "plain.strategy.prepare_strategy",
-            "tensorflow.python.distribute.mirrored_strategy": "plain.strategy.prepare_mirrored",
+            "tensorflow.python.eager.context": "keras.strategy.build_before_first_operation",
+            "tensorflow.python.distribute.collective_all_reduce_strategy": "keras.strategy.prepare_strategy",
+            "tensorflow.python.distribute.mirrored_strategy": "keras.strategy.prepare_mirrored",
         },
     ),
     Patch(
         "numbers",
         "DistributedVariable.__float__, __int__",
         "float(model.optimizer.learning_rate) works under a strategy as without one",
-        {"tensorflow.python.distribute.values": "plain.strategy.read_as_numbers"},
+        {"tensorflow.python.distribute.values": "keras.strategy.read_as_numbers"},
         fault={"tensorflow.python.distribute.values": r"class DistributedVariable(?![\s\S]*def __float__)"},
     ),
     Patch(
         "iterators",
         "OwnedMultiDeviceIterator.__init__",
         "a data set lives as long as its iterator: else a thread reads freed memory, and the process crashes",
-        {"tensorflow.python.data.ops.multi_device_iterator_ops": "plain.strategy.keep_datasets"},
+        {"tensorflow.python.data.ops.multi_device_iterator_ops": "keras.strategy.keep_datasets"},
         fault={
             "tensorflow.python.data.ops.multi_device_iterator_ops": (
                 r"class OwnedMultiDeviceIterator(?![\s\S]*self\._dataset = dataset)"
@@ -114,8 +114,8 @@ PATCHES = (
         "tf.data's operations with an argument `deterministic`",
         "workers read the same batches in the same order, also where a map says deterministic=False",
         {
-            "tensorflow.python.ops.gen_dataset_ops": "plain.process.refuse_disorder",
-            "tensorflow.python.ops.gen_experimental_dataset_ops": "plain.process.refuse_disorder",
+            "tensorflow.python.ops.gen_dataset_ops": "session.refuse_disorder",
+            "tensorflow.python.ops.gen_experimental_dataset_ops": "session.refuse_disorder",
         },
     ),
     Patch(
@@ -123,7 +123,7 @@ PATCHES = (
         "keras.src.backend.tensorflow.trainer.reduce_per_replica",
         "Keras averages scalar metrics over an axis that they don't have, and joins the rows of predict() in "
         "another order than the workers have them in",
-        {_TRAINER: "plain.trainer.repair_reduce"},
+        {_TRAINER: "keras.trainer.repair_reduce"},
         upstream=f"{_KERAS}20585",
         fault={_TRAINER: r'strategy\.reduce\("MEAN", v, axis=0\)'},
     ),
@@ -134,7 +134,7 @@ PATCHES = (
         "tf.nn.compute_average_loss, Strategy.num_replicas_in_sync",
         "losses, gradients and metrics count each row once, as in one process; Keras divides by the number "
         "of devices, also what a script's own loss or train_step has computed",
-        {_TRAINER: "engine.replica_share.count_as_in_one_process"},
+        {_TRAINER: "keras.shares.count_as_in_one_process"},
         fault={"keras.src.losses.loss": r"1\.0 / num_replicas|num_replicas_in_sync"},
     ),
     Patch(
@@ -142,7 +142,7 @@ PATCHES = (
         "TensorFlowTrainer, which is the base class of keras.Model, and TFEpochIterator",
         "fit() trains with several workers, many batches a call, on the rows of one process, resumes where "
         "an earlier attempt left it, and scores checkpoints in the evaluator",
-        {_TRAINER: "plain.trainer.replace_classes", "keras.src.models.model": "plain.trainer.replace_base"},
+        {_TRAINER: "keras.trainer.replace_classes", "keras.src.models.model": "keras.trainer.replace_base"},
         upstream=f"{_KERAS}20585",
         fault={_TRAINER: r"distribute_strategy\.reduce\("},
     ),
@@ -151,25 +151,26 @@ PATCHES = (
         "keras.src.random.seed_generator.global_seed_generator; random and numpy.random are seeded",
         "all workers draw alike until a script seeds; the threads of devices have one state, which "
         "checkpoints hold, where Keras would create a variable within a step",
-        {"keras.src.random.seed_generator": "engine.model_state.share_random_state"},
+        {"keras.src.random.seed_generator": "keras.model.share_random_state"},
         fault={"keras.src.random.seed_generator": r"global_state\.get_global_attribute"},
     ),
     Patch(
         "saving",
-        "save_model and save_weights of keras.src.saving.saving_api, Model.export, tf.profiler.experimental.start",
-        "no two workers write one file, and every worker reads back what it has saved; worker 0 alone records a "
-        "profile, since one in another ends its process now and then",
+        "save_model and save_weights of keras.src.saving.saving_api, Model.export, "
+        "tf.profiler.experimental.start",
+        "no two workers write one file, and every worker reads back what it has saved; worker 0 alone "
+        "records a profile, since one in another ends its process now and then",
         {
-            "tensorflow.python.profiler.profiler_v2": "plain.strategy.record_in_worker_0",
-            "keras.src.saving.saving_api": "plain.writers.redirect_saving",
-            "keras.src.models.model": "plain.writers.redirect_export",
+            "tensorflow.python.profiler.profiler_v2": "keras.strategy.record_in_worker_0",
+            "keras.src.saving.saving_api": "keras.writers.redirect_saving",
+            "keras.src.models.model": "keras.writers.redirect_export",
         },
     ),
     Patch(
         "horovod",
         "HorovodBasics.init",
         "without a rank hvd.init() trains alone, without a word",
-        {"horovod.common.basics": "plain.horovod.guard_init"},
+        {"horovod.common.basics": "horovod.guard_init"},
     ),
 )
 

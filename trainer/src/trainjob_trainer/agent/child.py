@@ -145,7 +145,7 @@ _NOT_PASSED_ON = ("TRAINJOB_AGENT", "TRAINJOB_PID")
 
 
 def remove_private_files(pids: Iterable[int]) -> None:
-    """Remove the folders that `plain/writers.py` has made in processes that have ended."""
+    """Remove the folders that `keras/writers.py` has made in processes that have ended."""
     host = os.uname().nodename
     with contextlib.suppress(OSError):  # a container may have no folder for temporary files
         for pid in pids:

@@ -1,4 +1,4 @@
-"""Import hook: `trainjob_trainer.plain` prepares a few modules right after their import.
+"""Import hook: `trainjob_trainer.patches` prepares a few modules right after their import.
 
 Until one of them is imported, the hook uses only modules that the interpreter itself has loaded.
 """
@@ -64,7 +64,7 @@ def install(root: str, *, is_scripts_own: bool = False) -> None:
 
 
 def job_seed() -> int:
-    """Return the same number as `trainjob_trainer.plain.process.job_seed`, without loading the library."""
+    """Return the same number as `trainjob_trainer.session.job_seed`, without loading the library."""
     import zlib
 
     return zlib.crc32(os.environ.get("TRAINJOB_NAME", "").encode())
@@ -75,7 +75,7 @@ def renew() -> None:
     os.environ["TRAINJOB_PID"] = str(os.getpid())
     for one in _seeded:
         one.seed(job_seed())
-    process: Any = sys.modules.get(f"{LIBRARY}.plain.process")
+    process: Any = sys.modules.get(f"{LIBRARY}.session")
     if process is not None:
         from trainjob_trainer.patches import prepare_loaded
 
@@ -142,7 +142,7 @@ class _Loader:
             self._loader.exec_module(module)
         except Exception as error:
             if module.__name__ in EXPLAINED:
-                from trainjob_trainer.plain.horovod import explain_import
+                from trainjob_trainer.horovod import explain_import
 
                 raise explain_import(error) from error
             raise

@@ -66,7 +66,7 @@ def build_strategy(task: Task, *, progress: ProgressFile | None = None) -> Any:
     """Build the strategy before any TensorFlow operation runs; workers wait here for each other.
 
     A cluster of one is MultiWorkerMirrored too, so that growing a job changes nothing, and all that ask for
-    this strategy have one (`plain/strategy.py`). The evaluator has one device: a second one would need padded
+    this strategy have one (`keras/strategy.py`). The evaluator has one device: a second one would need padded
     batches, and unweighted metrics would count the padding. Replicas that serve a chief do not call this.
     `progress` says that a chief waits. Raises InvalidConfiguration and PortInUse, as `explained` does.
     """

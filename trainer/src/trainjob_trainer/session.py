@@ -34,7 +34,7 @@ from trainjob_trainer.resume import end_if_finished
 from trainjob_trainer.task import Task, of_the_job
 
 if TYPE_CHECKING:
-    from trainjob_trainer.plain.fit_call import FitCall, ModelRecord
+    from trainjob_trainer.keras.fit_call import FitCall, ModelRecord
 
 
 @dataclass

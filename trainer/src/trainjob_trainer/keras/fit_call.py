@@ -19,16 +19,16 @@ import numpy as np
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, json_group, read_json
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
-from trainjob_trainer.engine.not_finite import FiniteWatch
-from trainjob_trainer.engine.steps_per_execution import Looks, StepsPerExecution
 from trainjob_trainer.identity import Identity
+from trainjob_trainer.keras.callback_state import TEST_METHODS, sees_batches
+from trainjob_trainer.keras.not_finite import FiniteWatch
+from trainjob_trainer.keras.pace import Looks, StepsPerExecution
 
 if TYPE_CHECKING:
     from trainjob_trainer.checkpoint_manager import CheckpointWriter
     from trainjob_trainer.distribution.divergence import WeightsWatch
-    from trainjob_trainer.engine.metric_state import OverAll
-    from trainjob_trainer.engine.work_time import OwnTime
+    from trainjob_trainer.keras.metrics import OverAll
+    from trainjob_trainer.keras.work_time import OwnTime
     from trainjob_trainer.task import Task
 
 GROUP = "fit"

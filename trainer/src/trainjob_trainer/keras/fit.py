@@ -18,21 +18,21 @@ from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.distribution.collective import broadcast, is_collective
 from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.distribution.strategy import is_mirrored
-from trainjob_trainer.engine.metric_state import OverAll
-from trainjob_trainer.engine.model_state import create_random_state, tell_unsynchronized
-from trainjob_trainer.engine.not_finite import FiniteWatch, OnNan
-from trainjob_trainer.engine.steps_per_execution import Looks, StepsPerExecution
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import TrainerError, first_line, is_tensorflows
-from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
-from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, ResumePlan, SaveTimes, Seen
-from trainjob_trainer.plain.process import PlainProcess, end_on_request
-from trainjob_trainer.plain.restoring import restore
-from trainjob_trainer.plain.strategy import bring_in, is_one_of_several, meet, report_alone
-from trainjob_trainer.plain.trainer import errors_explained
-from trainjob_trainer.plain.writers import isolate
+from trainjob_trainer.keras.callbacks import AtBegin, AtEnd, listed, with_ours
+from trainjob_trainer.keras.fit_call import FitCall, ModelRecord, ResumePlan, SaveTimes, Seen
+from trainjob_trainer.keras.metrics import OverAll
+from trainjob_trainer.keras.model import create_random_state, tell_unsynchronized
+from trainjob_trainer.keras.not_finite import FiniteWatch, OnNan
+from trainjob_trainer.keras.pace import Looks, StepsPerExecution
+from trainjob_trainer.keras.restoring import restore
+from trainjob_trainer.keras.strategy import bring_in, is_one_of_several, meet, report_alone
+from trainjob_trainer.keras.trainer import errors_explained
+from trainjob_trainer.keras.writers import isolate
 from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import end_if_finished
+from trainjob_trainer.session import PlainProcess, end_on_request
 
 
 def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:

@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as losses
 
-from trainjob_trainer.engine.gradient_path import GradientPath, any_of, has_fixed_rows
-from trainjob_trainer.engine.not_finite import Found, OnNan
-from trainjob_trainer.engine.replica_share import retried
-from trainjob_trainer.engine.work_time import OwnTime, data_moment, moment_after, own_seconds
+from trainjob_trainer.keras.gradients import GradientPath, any_of, has_fixed_rows
+from trainjob_trainer.keras.not_finite import Found, OnNan
+from trainjob_trainer.keras.shares import retried
+from trainjob_trainer.keras.work_time import OwnTime, data_moment, moment_after, own_seconds
 from trainjob_trainer.reporting.progress import announce
 
 # XLA for Keras's own training and test steps, with any number of workers.

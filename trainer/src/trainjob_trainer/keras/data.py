@@ -27,8 +27,11 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
-from trainjob_trainer.data.batches import Part as WorkerPart
-from trainjob_trainer.data.batches import (
+from trainjob_trainer.distribution.collective import gather, is_collective
+from trainjob_trainer.distribution.strategy import is_mirrored
+from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.keras.pipelines import Part as WorkerPart
+from trainjob_trainer.keras.pipelines import (
     Rereading,
     Reshuffle,
     as_written,
@@ -45,14 +48,11 @@ from trainjob_trainer.data.batches import (
     shared_out,
     whole_passes,
 )
-from trainjob_trainer.data.batches import part_of as part_of_worker
-from trainjob_trainer.data.same_rows import SameRows
-from trainjob_trainer.distribution.collective import gather, is_collective
-from trainjob_trainer.distribution.strategy import is_mirrored
-from trainjob_trainer.engine.replica_share import Part
-from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
+from trainjob_trainer.keras.pipelines import part_of as part_of_worker
+from trainjob_trainer.keras.same_rows import SameRows
+from trainjob_trainer.keras.shares import Part
 from trainjob_trainer.reporting.progress import announce, notice
+from trainjob_trainer.session import current_process, is_seeded_by_user, job_seed
 
 UNEQUAL_ROWS = "trainjob: unequal rows"
 """The text of an error of TensorFlow, of which `trainer.errors_explained` makes a sentence."""

@@ -29,10 +29,10 @@ from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.edge import private_name
-from trainjob_trainer.engine.callbacks import keras_kinds
 from trainjob_trainer.errors import Fenced
-from trainjob_trainer.plain.process import PlainProcess, current_process
+from trainjob_trainer.keras.callback_state import keras_kinds
 from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.session import PlainProcess, current_process
 
 WAIT_SECONDS = 10.0
 """How long the writer may be behind at a line that it hasn't come to before; it may never come there."""

@@ -22,15 +22,15 @@ from keras.src.backend.tensorflow import trainer
 
 from trainjob_trainer.distribution.collective import is_collective
 from trainjob_trainer.distribution.strategy import is_mirrored
-from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
-from trainjob_trainer.engine.replica_share import added, by_share, retried, without_share
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.keras.callback_state import TEST_METHODS, sees_batches
+from trainjob_trainer.keras.data import UNEQUAL_ROWS, Batches, JobEpochs, of_one_replica
+from trainjob_trainer.keras.shares import added, by_share, retried, without_share
+from trainjob_trainer.keras.strategy import bring_in, meet
 from trainjob_trainer.patches import fit_class
-from trainjob_trainer.plain.data import UNEQUAL_ROWS, Batches, JobEpochs, of_one_replica
-from trainjob_trainer.plain.process import assigned, current_process
-from trainjob_trainer.plain.strategy import bring_in, meet
 from trainjob_trainer.reporting.progress import notice
+from trainjob_trainer.session import assigned, current_process
 
 KerasTrainer: Any = fit_class(trainer)
 _SIGNATURES = {
@@ -75,12 +75,12 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
         bound.apply_defaults()
         arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
         if process.task.is_evaluator:
-            from trainjob_trainer.plain.evaluation import follow_training  # noqa: PLC0415 - needs all of Keras
+            from trainjob_trainer.keras.evaluator import follow_training  # noqa: PLC0415 - needs all of Keras
 
             follow_training(process, self, arguments)
         if process.task.type not in ("chief", "worker"):
             return super().fit(**arguments)
-        from trainjob_trainer.plain.training import train  # noqa: PLC0415 - as above
+        from trainjob_trainer.keras.fit import train  # noqa: PLC0415 - as above
 
         return train(process, KerasTrainer.fit, self, arguments)
 
@@ -124,7 +124,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
                 yield bound.args[1:], bound.kwargs
             return
         meet(process, self, name)
-        from trainjob_trainer.plain.callbacks import with_scoring  # noqa: PLC0415 - needs all of Keras
+        from trainjob_trainer.keras.callbacks import with_scoring  # noqa: PLC0415 - needs all of Keras
 
         bound.arguments["callbacks"] = with_scoring(bound.arguments.get("callbacks"), process.progress)
         with errors_explained():
@@ -217,11 +217,11 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
         Keras's own `steps_per_execution` fails under several workers. Models that run eagerly are left to
         Keras's, one call per batch.
         """
-        from trainjob_trainer.engine.gradient_path import GradientPath  # noqa: PLC0415 - needs all of Keras
-        from trainjob_trainer.engine.metric_state import read_over_all  # noqa: PLC0415 - as above
-        from trainjob_trainer.engine.model_state import optimizers_of  # noqa: PLC0415 - as above
-        from trainjob_trainer.engine.stepping import in_parts  # noqa: PLC0415 - as above
-        from trainjob_trainer.plain.traced_steps import TracedSteps  # noqa: PLC0415 - as above
+        from trainjob_trainer.keras.gradients import GradientPath  # noqa: PLC0415 - needs all of Keras
+        from trainjob_trainer.keras.metrics import read_over_all  # noqa: PLC0415 - as above
+        from trainjob_trainer.keras.model import optimizers_of  # noqa: PLC0415 - as above
+        from trainjob_trainer.keras.steps import in_parts  # noqa: PLC0415 - as above
+        from trainjob_trainer.keras.traced_steps import TracedSteps  # noqa: PLC0415 - as above
 
         strategy, jit_compile = self.distribute_strategy, self.jit_compile
         takes_many = self._takes_many()
@@ -273,7 +273,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
         is_made = self.predict_function is not None and not force
         if is_made or not (self.jit_compile and _compiles_in_parts(self.distribute_strategy)):
             return super().make_predict_function(force)
-        from trainjob_trainer.engine.stepping import in_parts  # noqa: PLC0415 - needs all of Keras
+        from trainjob_trainer.keras.steps import in_parts  # noqa: PLC0415 - needs all of Keras
 
         step = in_parts(self, self.predict_step, is_writer=current_process().is_writer)
         other = _With(self, predict_step=step, jit_compile=False)
@@ -294,7 +294,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
 
     def reset_metrics(self) -> None:
         """Reset all metrics in one call; Keras contacts the other workers once per variable."""
-        from trainjob_trainer.engine.metric_state import has_own_reset  # noqa: PLC0415 - needs all of Keras
+        from trainjob_trainer.keras.metrics import has_own_reset  # noqa: PLC0415 - needs all of Keras
 
         over_all = self._over_all()
         super().reset_metrics() if over_all is None or has_own_reset(self) else over_all.reset()
@@ -333,7 +333,7 @@ def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
 def see_tests(callbacks: Any) -> bool:
     """Return whether a callback of an evaluation, besides ours, looks at its batches."""
     from trainjob_trainer.evaluation import Scoring  # noqa: PLC0415 - needs all of Keras
-    from trainjob_trainer.plain.callbacks import listed  # noqa: PLC0415 - as above
+    from trainjob_trainer.keras.callbacks import listed  # noqa: PLC0415 - as above
 
     users = [one for one in listed(callbacks) if not isinstance(one, Scoring)]
     return any(sees_batches(one, TEST_METHODS) for one in users)

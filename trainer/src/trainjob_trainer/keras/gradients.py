@@ -17,10 +17,10 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.distribution.strategy import is_mirrored
-from trainjob_trainer.engine.model_state import optimizers_of
-from trainjob_trainer.engine.not_finite import OnNan
-from trainjob_trainer.engine.replica_share import weighed
-from trainjob_trainer.engine.work_time import gradients_moment
+from trainjob_trainer.keras.model import optimizers_of
+from trainjob_trainer.keras.not_finite import OnNan
+from trainjob_trainer.keras.shares import weighed
+from trainjob_trainer.keras.work_time import gradients_moment
 
 # Gradient rows of tables whose lookups don't depend on the batch, such as position embeddings.
 #

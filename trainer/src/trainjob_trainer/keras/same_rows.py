@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.data.batches import as_written
 from trainjob_trainer.distribution.collective import gather_all
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.keras.pipelines import as_written
 from trainjob_trainer.reporting.progress import notice
 from trainjob_trainer.task import Task
 

@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainjob_trainer.engine.gradient_path import GradientPath
-from trainjob_trainer.engine.metric_state import (
+from trainjob_trainer.keras.data import Batches
+from trainjob_trainer.keras.gradients import GradientPath
+from trainjob_trainer.keras.metrics import (
     MetricState,
     OverAll,
     have_effects,
     read_over_all,
     results_noted,
 )
-from trainjob_trainer.engine.not_finite import OnNan
-from trainjob_trainer.engine.stepping import ManySteps, announce_first_step
-from trainjob_trainer.plain.data import Batches
-from trainjob_trainer.plain.process import current_process
-from trainjob_trainer.plain.trainer import has_keras_steps, shared
+from trainjob_trainer.keras.not_finite import OnNan
+from trainjob_trainer.keras.steps import ManySteps, announce_first_step
+from trainjob_trainer.keras.trainer import has_keras_steps, shared
+from trainjob_trainer.session import current_process
 
 
 class _ResultsAreUsed(Exception):

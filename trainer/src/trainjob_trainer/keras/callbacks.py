@@ -9,15 +9,15 @@ import keras
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, assign, read
 from trainjob_trainer.distribution.collective import broadcast
-from trainjob_trainer.engine.callbacks import put_back, remembered, remembered_weights
-from trainjob_trainer.engine.metric_state import METRICS, MetricState, scalars
-from trainjob_trainer.engine.model_state import checkpoint_groups
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import Scoring
-from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState
-from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.keras.callback_state import put_back, remembered, remembered_weights
+from trainjob_trainer.keras.fit_call import GROUP, FitCall, FitState
+from trainjob_trainer.keras.metrics import METRICS, MetricState, scalars
+from trainjob_trainer.keras.model import checkpoint_groups
 from trainjob_trainer.reporting.progress import ProgressFile, add_to_history, by_loss, notice
 from trainjob_trainer.reporting.step_times import StepClock
+from trainjob_trainer.session import PlainProcess
 
 
 class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]

@@ -20,16 +20,16 @@ from trainjob_trainer.distribution.first_worker import bear_pauses, explained, w
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.environment import keeps_own_strategy
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain.process import (
+from trainjob_trainer.keras.writers import forget_saves
+from trainjob_trainer.reporting.progress import announce, notice
+from trainjob_trainer.resume import end_if_finished
+from trainjob_trainer.session import (
     PlainProcess,
     assigned,
     current_process,
     end_on_request,
     job_seed,
 )
-from trainjob_trainer.plain.writers import forget_saves
-from trainjob_trainer.reporting.progress import announce, notice
-from trainjob_trainer.resume import end_if_finished
 from trainjob_trainer.task import Task
 
 _COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
@@ -163,7 +163,7 @@ def bring_in(model: Any) -> None:
     strategy = strategy_of_the_job()
     if strategy is None or model._distribute_strategy is not None:
         return
-    from trainjob_trainer.plain.trainer import bring_into_strategy  # noqa: PLC0415 - needs all of Keras
+    from trainjob_trainer.keras.trainer import bring_into_strategy  # noqa: PLC0415 - needs all of Keras
 
     _say("the model was built without a strategy, and is brought into the MultiWorkerMirroredStrategy")
     model._distribute_strategy = strategy
@@ -271,19 +271,20 @@ def read_as_numbers(module: ModuleType) -> None:
 def record_in_worker_0(module: ModuleType) -> None:
     """Have a worker but the first record nothing where `tensorflow.python.profiler.profiler_v2` would start.
 
-    In those TensorFlow frees a recording wrongly: about one of 50 ends the process (`free(): invalid pointer`).
+    In those TensorFlow frees a recording wrongly: one of 50 ends the process (`free(): invalid pointer`).
     """
-    original = module.start
+    profiler: Any = module
+    original = profiler.start
 
     @functools.wraps(original)
     def start(logdir: Any, options: Any = None) -> None:
         task = current_process().task
-        if task.is_writer or not is_one_of_several(task) or module._profiler is not None:
+        if task.is_writer or not is_one_of_several(task) or profiler._profiler is not None:
             original(logdir, options)
         else:
-            module._profiler = SimpleNamespace(export_to_tb=lambda: None)  # what `stop` calls
+            profiler._profiler = SimpleNamespace(export_to_tb=lambda: None)  # what `stop` calls
 
-    module.start = start
+    profiler.start = start
 
 
 def keep_datasets(module: ModuleType) -> None:

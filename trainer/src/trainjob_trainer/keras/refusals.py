@@ -9,8 +9,8 @@ from typing import Any
 
 from trainjob_trainer.edge import leave
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain.process import current_process
 from trainjob_trainer.reporting.progress import ProgressFile
+from trainjob_trainer.session import current_process
 from trainjob_trainer.task import Task
 
 

@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 import keras
 
 from trainjob_trainer.checkpoint.store import Checkpoint
-from trainjob_trainer.engine.metric_state import scalars
-from trainjob_trainer.engine.model_state import variable_groups
 from trainjob_trainer.evaluation import Scoring, evaluate_checkpoints, wait_for_training
 from trainjob_trainer.identity import Identity, find_site, key_of
-from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.plain.restoring import data_of
-from trainjob_trainer.plain.strategy import end_evaluator
+from trainjob_trainer.keras.metrics import scalars
+from trainjob_trainer.keras.model import variable_groups
+from trainjob_trainer.keras.restoring import data_of
+from trainjob_trainer.keras.strategy import end_evaluator
 from trainjob_trainer.reporting.progress import notice
+from trainjob_trainer.session import PlainProcess
 
 _ARRAYS = ("x", "y", "sample_weight")
 

@@ -11,19 +11,18 @@ import keras
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.distribution.collective import broadcast, check_same_weights, is_collective
-from trainjob_trainer.engine.callbacks import keep_files
-from trainjob_trainer.engine.model_state import further_groups, tell_unsaved, variable_groups
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
 from trainjob_trainer.identity import DATA, HELDOUT, Identity, digest, digest_of_arrays, find_site, key_of
-from trainjob_trainer.plain.fit_call import (
+from trainjob_trainer.keras.callback_state import keep_files
+from trainjob_trainer.keras.fit_call import (
     KEPT_CALLS,
     FitCall,
     FitState,
     ResumePlan,
     choose_plan,
 )
-from trainjob_trainer.plain.process import PlainProcess, is_seeded_by_user
-from trainjob_trainer.plain.trainer import has_call
+from trainjob_trainer.keras.model import further_groups, tell_unsaved, variable_groups
+from trainjob_trainer.keras.trainer import has_call
 from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import (
     ARRIVAL_SECONDS,
@@ -34,6 +33,7 @@ from trainjob_trainer.resume import (
     set_aside_damaged,
     settings_of,
 )
+from trainjob_trainer.session import PlainProcess, is_seeded_by_user
 
 _DATA = ("x", "y", "sample_weight", "class_weight")
 

@@ -1,1 +1,0 @@
-"""Training data: opened, shared among workers, batched, and resumed after a restart."""

@@ -1,0 +1,1 @@
+"""What a job changes of Keras, and what stands behind its `fit`."""

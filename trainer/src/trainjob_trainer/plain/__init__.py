@@ -1,1 +1,0 @@
-"""An unmodified Keras script under a TrainJob: prepared from outside, by `bootstrap/sitecustomize.py`."""
