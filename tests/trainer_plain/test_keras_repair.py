@@ -40,19 +40,26 @@ def test_an_input_of_so_many_rows_is_refused_in_a_sentence(
     assert found is None if words is None else re.search(words, found or "")
 
 
-ROWS = ("strategy", "numbers", "order", "reduce", "losses", "fit")
-"""The others' faults are a crash, a race of two writers, and what tests of refusals and of the end show."""
-
-
-@pytest.mark.parametrize("without", ["", "numbers,order,reduce", "strategy", "losses", "fit"])
+@pytest.mark.parametrize(
+    "without",
+    [
+        "",
+        "refusals,numbers,iterators,order,reduce,random,saving,horovod",
+        "strategy",
+        "losses",
+        "fit",
+        "start",
+    ],
+)
 def test_what_a_row_of_the_table_mends_is_broken_without_it(without: str, tmp_path: Path) -> None:
     ended = run_job(
         SCRIPTS / "rows_of_the_table.py", tmp_path, env={"SEEN": str(tmp_path), "TRAIN_WITHOUT": without}
     )
-    assert ended["worker-0"].code == 0, ended["worker-0"].log
     broken = {*without.split(",")} | ({"fit", "losses"} if without in ("fit", "strategy") else set())
-    facts = json.loads((tmp_path / "worker-0.json").read_text())
-    assert facts == {one: one not in broken for one in ROWS}, ended["worker-0"].log
+    facts = [json.loads((tmp_path / f"worker-{index}.json").read_text()) for index in (0, 1)]
+    found = {row: all(one[row] for one in facts) for row in facts[0]}
+    found["start"] = ended["worker-0"].progress["state"] == "failed"
+    assert found == {one.name: one.name not in broken for one in PATCHES}, ended["worker-0"].log
 
 
 def test_the_environment_knows_the_names_of_all_rows() -> None:
