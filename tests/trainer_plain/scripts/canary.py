@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import keras
@@ -25,11 +26,20 @@ def outcome():
     return "trained"
 
 
+def meet(name):
+    """Wait for the other worker: a call that fails there aborts a collective that has begun here."""
+    (SEEN / f"{name}-{TASK['index']}").touch()
+    while len([*SEEN.glob(f"{name}-?")]) < 2:
+        time.sleep(0.1)
+
+
+SEEN = Path(os.environ["SEEN"])
+TASK = json.loads(os.environ["TF_CONFIG"])["task"]
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 seen = {"unrepaired": outcome()}
 for name, without in (("without reduce", "reduce"), ("repaired", ""), ("again", "")):
+    meet(name)
     os.environ["TRAIN_WITHOUT"] = without
     prepare_loaded()
     seen[name] = outcome()
-task = json.loads(os.environ["TF_CONFIG"])["task"]
-(Path(os.environ["SEEN"]) / f"{task['type']}-{task['index']}.json").write_text(json.dumps(seen))
+(SEEN / f"{TASK['type']}-{TASK['index']}.json").write_text(json.dumps(seen))
