@@ -167,7 +167,7 @@ def test_a_finished_job_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.
     logs = call("logs", "digits")
     assert [line for line in logs.stdout.splitlines() if "greeting" in line] == ["worker-0: greeting 1"]
     row = call("get", "digits", "--watch").stdout.splitlines()[1].split()
-    assert row[:4] == ["digits", "Complete", "0/1", "440/440"]
+    assert row[:4] == ["digits", "Complete", "1/1", "440/440"]
     waited = call("wait", "digits")
     assert (waited.exit_code, waited.stdout.splitlines()[0][:18]) == (0, "digits is complete")
 

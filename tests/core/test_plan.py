@@ -29,7 +29,7 @@ async def test_a_job_from_start_to_end() -> None:
     world.cluster.report(world.pod("evaluator"), {"state": "finished", "evaluation": evaluation})
     world.cluster.end_pod(world.pod("evaluator"), 0)
     await world.settle()
-    assert world.status.state == "Complete"
+    assert (world.status.state, world.status.worker.summary) == ("Complete", "2/2"), "all have trained"
     assert world.status.message == "training has finished; the checkpoint of step 40 scores accuracy 0.98"
     assert world.status.evaluation is not None
     assert world.status.evaluation.metrics == {"accuracy": "0.98"}
@@ -296,6 +296,26 @@ async def test_progress_is_written_at_most_every_thirty_seconds() -> None:
     assert progress is not None
     assert progress.eta is not None
     assert progress.metrics == {"loss": "0.5"}
+
+
+async def test_the_time_left_waits_for_the_speed_of_the_new_attempt() -> None:
+    world = await World(build_plain_job(evaluator=False)).started()
+
+    async def train(*steps: int) -> str | None:
+        for step in steps:
+            world.cluster.report(world.pod("worker"), {"step": step, "totalSteps": 1000})
+            await world.pass_time(30)
+        assert world.status.progress is not None
+        return world.status.progress.eta
+
+    assert await train(0, 300, 600) is not None
+    world.cluster.end_pod(world.pod("worker", 1), 1)
+    await world.settle()
+    world.let_go()
+    await world.pass_time(20)
+    await world.started()
+    assert await train(610) is None, "the time of the restart is no time of steps"
+    assert await train(640, 670) is not None
 
 
 @pytest.mark.parametrize("manager", ["kueue.x-k8s.io/multikueue", "trainjob.dev/trainjob-controller"])

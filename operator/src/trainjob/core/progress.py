@@ -15,7 +15,17 @@ from trainjob.api import (
     WorkerStatus,
 )
 from trainjob.core.agent_reports import Member, evaluation_of, merge_notices
-from trainjob.core.conditions import RESTARTING, TRAINS_ALONE, is_true, truncated, with_condition
+from trainjob.core.conditions import (
+    COMPLETE,
+    RESTARTING,
+    RUNNING,
+    SUCCESS_CRITERIA_MET,
+    TRAINS_ALONE,
+    find_condition,
+    is_true,
+    truncated,
+    with_condition,
+)
 from trainjob.core.delays import time_left
 from trainjob.core.failure import checkpoint_step, reached_step, restarts_of, with_log
 from trainjob.core.names import LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica, leader, root_folder
@@ -217,6 +227,7 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
     return with_condition(
         status,
         TRAINS_ALONE,
+        find_condition,
         True,
         reason="NoStrategy",
         message="each worker trains the whole model by itself, and worker 0's is kept; see the notices",
@@ -254,10 +265,12 @@ def _workers(observed: Observed, job: TrainJob, status: TrainJobStatus) -> Worke
     known = status.worker or WorkerStatus()
     workers = [p for p in observed.training_pods if p.replica.role == "worker" and not p.ended]
     ready = sum(p.ready and p.state is PodState.RUNNING for p in workers)
+    has_trained = is_true(status, SUCCESS_CRITERIA_MET) or is_true(status, COMPLETE)
+    shown = known.size or job.spec.worker.replicas if has_trained else ready
     return WorkerStatus(
         active=len(workers),
         ready=ready,
-        summary=f"{ready}/{job.spec.worker.replicas}",
+        summary=f"{shown}/{job.spec.worker.replicas}",
         selector=f"{LABEL_JOB}={job.metadata.name},{LABEL_ROLE}=worker,{LABEL_LIVE}=true",
         size=known.size or job.spec.worker.replicas,
         without=known.without,
@@ -276,7 +289,7 @@ def _progress(report: Report, status: TrainJobStatus, now: datetime) -> Progress
         since=now if goes_on or before is None else before.since,
         total_steps=report.total_steps,
         epoch=report.epoch,
-        eta=_eta(report, before, now),
+        eta=_eta(report, status, now),
         examples_per_second=report.examples_per_second,
         global_batch=report.global_batch or (before.global_batch if before else None),
         metrics=metrics,
@@ -284,13 +297,19 @@ def _progress(report: Report, status: TrainJobStatus, now: datetime) -> Progress
     )
 
 
-def _eta(report: Report, before: Progress | None, now: datetime) -> str | None:
-    """Return the time left at the speed since the last write; the same as before if no step was made."""
+def _eta(report: Report, status: TrainJobStatus, now: datetime) -> str | None:
+    """Return the time left at the speed since the last write; the same as before if no step was made.
+
+    A start takes time, and goes back to a checkpoint: it takes two writes after it to know the speed.
+    """
+    before, running = status.progress, find_condition(status, RUNNING)
     if report.step is None or report.total_steps is None:
         return None
     if report.stopped_early or report.step >= report.total_steps:
         return None
     if before is None or before.step is None or before.time is None:
+        return None
+    if running is None or running.status != "True" or before.time <= running.last_transition_time:
         return None
     steps, seconds = report.step - before.step, (now - before.time).total_seconds()
     if steps <= 0 or seconds <= 0:
