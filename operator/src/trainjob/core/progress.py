@@ -227,7 +227,6 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
     return with_condition(
         status,
         TRAINS_ALONE,
-        find_condition,
         True,
         reason="NoStrategy",
         message="each worker trains the whole model by itself, and worker 0's is kept; see the notices",
