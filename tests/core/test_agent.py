@@ -20,7 +20,6 @@ from trainjob.core.agent import (
     AgentSource,
     agent_source,
     job_token,
-    old_secret_name,
     programs_in_use,
     read_source,
     secret_name,
@@ -144,14 +143,13 @@ def test_a_pod_has_program_token_and_room_for_reports() -> None:
     assert read_source(pod["spec"]) == AgentSource(source.secret, source.digest)
 
 
-def test_a_pod_of_the_version_before_has_both_from_one_secret() -> None:
+def test_a_pod_of_a_local_run_has_its_token_from_a_secret() -> None:
     source = AgentSource("digits-agent-12345678")
     pod = pod_of(source=source)
     (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "trainjob-bundle")
     assert volume["secret"] == {"secretName": "digits-agent-12345678", "defaultMode": 0o444}
     assert trainer_of(pod)["command"] == wrapped_command(["python", "train.py"])
     assert "tokenDigest" not in agent_of(pod)
-    assert read_source(pod["spec"]) == source
 
 
 def test_a_pod_without_agent_has_no_source() -> None:
@@ -189,7 +187,6 @@ def test_the_secrets_name_can_not_be_foreseen() -> None:
     meta = parse(build_job(uid="some-uid")).metadata
     names = {secret_name(meta, key) for key in (b"key", b"another key")}
     assert len(names) == 2
-    assert old_secret_name(meta) not in names
     # Neither the token nor a part of it.
     assert job_token(b"key", "some-uid")[:16] not in secret_name(meta, b"key")
 

@@ -11,7 +11,7 @@ from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
 from trainjob.cluster import AlreadyExists, ClusterError, JobKey, Refused, Unavailable
 from trainjob.controller.reconciler import MOST_FAILED_PASSES
-from trainjob.core.agent import AgentSource, old_secret_name, program_name, read_source, secret_name
+from trainjob.core.agent import AgentSource, program_name, read_source, secret_name
 from trainjob.core.observed import Observed, read_observed
 from trainjob.core.settings import Bundle, Isolation, Settings
 
@@ -44,22 +44,6 @@ def observed(world: World) -> Observed:
 
 def secret_of(world: World, bundle: Bundle = OLD) -> str:
     return secret_name(observed(world).meta, bundle.key)
-
-
-def as_the_version_before(world: World) -> str:
-    """Have the job's pods get program and token from one Secret, whose name anybody can foresee."""
-    meta = observed(world).meta
-    world.cluster.writes.clear()
-    name = old_secret_name(meta)
-    for kind, known in (("ConfigMap", program_name(OLD.digest)), ("Secret", secret_of(world))):
-        world.cluster.remove({"kind": kind, "metadata": {"name": known, "uid": "", "namespace": "default"}})
-    for pod in world.pods:
-        (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "trainjob-bundle")
-        del volume["projected"]
-        volume["secret"] = {"secretName": name, "defaultMode": 0o444}
-    owner = {"uid": meta.uid, "controller": True}
-    world.cluster.put({"kind": "Secret", "metadata": {"name": name, "ownerReferences": [owner]}})
-    return name
 
 
 def writes_of(world: World, *kinds: str) -> list[str]:
@@ -231,23 +215,6 @@ async def test_an_evaluator_that_comes_after_the_training_has_its_program_create
     created = [write for write in world.cluster.writes if write.startswith("create")]
     assert created.index(f"create ConfigMap {program_name(NEW.digest)}") < len(created) - 1
     assert created[-1].startswith("create Pod digits-evaluator-0-")
-
-
-async def test_a_job_of_the_version_before_continues_with_its_secret_and_loses_it_at_its_end() -> None:
-    world = await world_of().started()
-    name = as_the_version_before(world)
-    upgrade(world)
-    world.cluster.remove(world.pod("worker", 1))
-    await world.pass_time(60)
-    assert source_of(world, "worker", 1) == AgentSource(name)
-    pod = world.pod("worker", 1)
-    (container,) = pod["spec"]["containers"]
-    assert container["command"][3] == "/run/trainjob/bundle/trainjob.pyz"
-    assert writes_of(world, "ConfigMap", "Secret") == []
-    world.each(world.cluster.run_pod)
-    await world.settle()
-    await finish(world)
-    assert writes_of(world, "Secret") == [f"delete Secret {name}"]
 
 
 async def test_after_the_key_was_replaced_pods_keep_the_token_of_those_that_live() -> None:

@@ -11,7 +11,6 @@ from support.kube.kube_cluster import running
 from support.kube.kubelet import GhostAgents
 from support.kube.real_kube import RealKubelet, eventually, open_real, states
 from support.world.jobs import build_job
-from trainjob.api import parse
 from trainjob.cluster.agents import build_bundle
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access
@@ -29,8 +28,7 @@ from trainjob.cluster.kube.resources import (
     Resource,
 )
 from trainjob.controller import Controller
-from trainjob.core.agent import AgentSource, old_secret_name, program_name, read_source
-from trainjob.core.manifests import build_objects
+from trainjob.core.agent import AgentSource, program_name, read_source
 from trainjob.core.settings import Bundle, Isolation, Settings
 
 KEY = b"the controller's key"
@@ -139,36 +137,6 @@ async def test_a_job_takes_eight_kilobytes_in_etcd_beside_its_pods(
             assert of_job <= 8_000
     assert {key for key in while_running if "Secret" in key} == {f"{name} Secret" for name in jobs}
     assert {key for key in finished if "Secret" in key} == set()
-
-
-async def test_a_job_of_the_version_before_continues_through_the_upgrade(
-    access: Access, admin: ApiClient, namespace: str
-) -> None:
-    job = parse(await admin.create(TRAINJOBS, build_job(namespace=namespace)))
-    source = AgentSource(old_secret_name(job.metadata))
-    made = build_objects(job, source)
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {**made[0]["metadata"], "name": source.secret},
-        "immutable": True,
-        "stringData": {"trainjob.pyz": "as it was", "token": "as it was"},
-    }
-    await admin.create(SECRETS, secret)
-    for manifest in made:
-        await admin.create(PODS if manifest["kind"] == "Pod" else SERVICES, manifest)
-    before = set(await sources(admin, namespace))
-    kubelet = RealKubelet(admin, namespace, lambda _pod: None)
-    async with controller(access, namespace, kubelet, timeouts=QUICK):
-        await reach(admin, namespace, "Running")
-        assert set(await sources(admin, namespace)) == before
-        assert await replace_a_worker(admin, namespace) == source
-        await reach(admin, namespace, "Running")
-        assert await names(admin, namespace, CONFIG_MAPS) == set()
-        assert await names(admin, namespace, SECRETS) == {source.secret}
-        kubelet.exit_code = lambda _pod: 0
-        await reach(admin, namespace, "Complete")
-    assert await names(admin, namespace, SECRETS) == set()
 
 
 async def test_a_running_job_keeps_its_version_and_both_are_deleted_when_unused(

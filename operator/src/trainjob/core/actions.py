@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from trainjob.api import TrainJob, TrainJobStatus
-from trainjob.core.agent import AgentSource, agent_source, has_agent, old_secret_name, secret_name
+from trainjob.core.agent import AgentSource, agent_source, has_agent, secret_name
 from trainjob.core.agent_reports import restart_counts
 from trainjob.core.conditions import FAILURE_TARGET, QUEUED, SUCCESS_CRITERIA_MET, is_finished, is_true
 from trainjob.core.manifests import build_pod, build_program, build_token_secret
@@ -242,12 +242,10 @@ def delete_agent_secrets(observed: Observed, status: TrainJobStatus) -> tuple[De
     begun = observed.status.start_time is not None or observed.pods  # pods may precede the recorded start
     if is_finished(observed.status) or not is_finished(status) or not begun:
         return ()
-    meta = observed.meta
-    old = old_secret_name(meta)
-    names = [old] if any(p.source is not None and p.source.secret == old for p in observed.pods) else []
-    if observed.parsed is None or has_agent(observed.parsed.spec):
-        names.append(secret_name(meta, observed.settings.bundle.key))
-    return tuple(Delete(ObjectRef("Secret", meta.namespace, name, uid="")) for name in names)
+    if observed.parsed is not None and not has_agent(observed.parsed.spec):
+        return ()
+    name = secret_name(observed.meta, observed.settings.bundle.key)
+    return (Delete(ObjectRef("Secret", observed.meta.namespace, name, uid="")),)
 
 
 def pod_group_actions(observed: Observed, status: TrainJobStatus) -> tuple[Action, ...]:

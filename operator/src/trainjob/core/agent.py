@@ -93,8 +93,8 @@ class AgentSource:
 
     Attributes:
         secret: the name of the Secret with the job's token.
-        digest: SHA-256 of the program, in hex; its ConfigMap is named after it. Empty if the program is in
-            the Secret, as in pods of the previous version and in local runs.
+        digest: SHA-256 of the program, in hex; its ConfigMap is named after it. Empty in local
+            runs, which have the program as a file.
         token_digest: SHA-256 of the token, in hex; empty if only an earlier controller knew the token.
     """
 
@@ -121,11 +121,6 @@ def secret_name(meta: ObjectMeta, key: bytes) -> str:
     return f"{meta.name}-agent-{digest[:16]}"
 
 
-def old_secret_name(meta: ObjectMeta) -> str:
-    """Return the name that the previous version gave a job's Secret, which also held the program."""
-    return f"{meta.name}-agent-{hashlib.sha256(meta.uid.encode()).hexdigest()[:8]}"
-
-
 def program_name(digest: str) -> str:
     """Return the name of the ConfigMap with this program."""
     return PROGRAM_PREFIX + digest
@@ -136,11 +131,8 @@ def read_source(pod_spec: Mapping[str, Any]) -> AgentSource | None:
     volume = next((v for v in pod_spec.get("volumes") or () if v.get("name") == BUNDLE_VOLUME), None)
     if volume is None:
         return None
-    projected = volume.get("projected")
-    if not projected:
-        return AgentSource((volume.get("secret") or {}).get("secretName", ""))
     secret = digest = ""
-    for each in projected.get("sources") or ():
+    for each in (volume.get("projected") or {}).get("sources") or ():
         secret = (each.get("secret") or {}).get("name", "") or secret
         name = (each.get("configMap") or {}).get("name", "")
         # The job's code comes from another ConfigMap.
@@ -240,7 +232,7 @@ def agent_volumes(source: AgentSource, code: Code | None = None) -> list[Manifes
     if code:
         sources.append(_files_of(code.config_map, CODE))
     content: Manifest = {"projected": {"defaultMode": 0o444, "sources": sources}}
-    if sources == [token]:
+    if sources == [token]:  # a local run, which lays it out
         content = {"secret": {"secretName": source.secret, "defaultMode": 0o444}}
     volumes: list[Manifest] = [
         {"name": BUNDLE_VOLUME, **content},

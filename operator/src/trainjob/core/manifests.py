@@ -22,7 +22,6 @@ from trainjob.core.agent import (
     has_agent,
     interpreter_of,
     job_token,
-    old_secret_name,
     program_name,
     secret_name,
     wrapped_command,
@@ -308,7 +307,7 @@ def build_pod(
         spec_digest: identifies the job's spec, see `Observed.spec_digest`.
     """
     replica = Replica(role, index)
-    source = source or AgentSource(old_secret_name(job.metadata))
+    source = source or AgentSource(f"{job.metadata.name}-agent")
     template = role_template(job.spec, role)
     agent = has_agent(job.spec)
     container = trainer_container(template["spec"])
