@@ -111,4 +111,4 @@ async def test_workers_may_be_away_where_fewer_would_do_too() -> None:
     agents.tell()
     await world.pass_time(300)
     assert world.status.worker is not None
-    assert world.status.worker.without == ()
+    assert world.status.worker.unavailable == ()

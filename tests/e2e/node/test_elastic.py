@@ -194,12 +194,12 @@ def test_training_continues_without_a_worker_that_is_unavailable(
 ) -> None:
     namespace = restricted_module
     status = trains_on(installed, namespace, "short", "1 worker")
-    assert status["worker"]["without"] == ["worker-1"]
+    assert status["worker"]["unavailable"] == ["worker-1"]
     assert "continuing with 1 of 2 workers" in describe(installed, namespace, "short")
     node = node_for_pods(installed)
     make_room(installed, node, 2)
     status = trains_on(installed, namespace, "short", "2 workers")
-    assert not status["worker"].get("without")
+    assert not status["worker"].get("unavailable")
     assert status["restarts"]["charged"] == 0
     assert installed.get("tj", "short", namespace=namespace)["spec"]["worker"]["replicas"] == 2
     assert worlds(installed, namespace) == {"0": ["2", "1", "2"], "1": ["2", "2"]}

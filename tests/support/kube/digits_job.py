@@ -182,6 +182,6 @@ def live_uid(cluster: NodeCluster, claim: Claim, replica: str) -> str:
 def missing(cluster: NodeCluster, claim: Claim) -> list[str]:
     """The workers that training goes on without."""
     found: list[str] = cluster.get("tj", "digits", namespace=claim.namespace)["status"]["worker"].get(
-        "without", []
+        "unavailable", []
     )
     return found

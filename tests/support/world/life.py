@@ -201,7 +201,7 @@ class Life:
         ]
         assert _most_of_one_replica(able_to_run) <= 1, "two worker processes in one replica"
         assert used(status.restarts) <= MAX_RESTARTS
-        assert {each.replica for each in status.stragglers} <= set(status.stragglers_told)
+        assert {each.replica for each in status.stragglers} <= set(status.stragglers_reported)
         if self.terminal is not None:
             assert is_finished(status), "a terminal state was left"
             assert status.completion_time == self.terminal["time"]

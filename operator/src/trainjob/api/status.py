@@ -37,7 +37,7 @@ class WorkerStatus(Reported):
     active: NotNegative = Field(0, description="Workers whose pods exist and haven't ended.")
     ready: NotNegative = Field(0, description="Workers whose pods are ready.")
     size: NotNegative | None = Field(None, description="Workers that training was last resized to.")
-    without: Annotated[tuple[Word, ...], Strict(False)] = Field(
+    unavailable: Annotated[tuple[Word, ...], Strict(False)] = Field(
         (), description="Unavailable workers: training continues without them (minReplicas)."
     )
     summary: Word = Field("", description="Ready and desired workers, such as 2/2.")
@@ -165,7 +165,7 @@ class TrainJobStatus(Reported):
     stragglers: Annotated[tuple[Straggler, ...], Strict(False)] = Field(
         (), description="Replicas that all others wait for in every step."
     )
-    stragglers_told: Annotated[tuple[Word, ...], Strict(False)] = Field(
+    stragglers_reported: Annotated[tuple[Word, ...], Strict(False)] = Field(
         (), description="Those of this attempt that there was an event for."
     )
     output: OutputStatus | None = Field(None, description="What lies in the output.")

@@ -279,7 +279,7 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
         lease=observed.settings.lease,
         generation=observed.meta.generation,
         world=training_counts(spec),
-        without=frozenset(status.worker.without if status.worker else ()),
+        without=frozenset(status.worker.unavailable if status.worker else ()),
         incarnations=_incarnations(observed, status),
         max_restarts=spec.max_restarts,
         stall_timeout=spec.stall_timeout_seconds,

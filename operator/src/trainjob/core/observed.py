@@ -273,7 +273,7 @@ class Observed:
     @cached_property
     def training_replicas(self) -> tuple[Replica, ...]:
         """Return the training replicas, except the workers that training continues without."""
-        without = self.status.worker.without if self.status.worker else ()
+        without = self.status.worker.unavailable if self.status.worker else ()
         return tuple(r for r in training_replicas(self.job.spec) if r.name not in without)
 
     @property

@@ -272,7 +272,7 @@ def _workers(observed: Observed, job: TrainJob, status: TrainJobStatus) -> Worke
         summary=f"{shown}/{job.spec.worker.replicas}",
         selector=f"{LABEL_JOB}={job.metadata.name},{LABEL_ROLE}=worker,{LABEL_LIVE}=true",
         size=known.size or job.spec.worker.replicas,
-        without=known.without,
+        unavailable=known.unavailable,
     )
 
 

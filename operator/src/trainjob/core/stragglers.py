@@ -171,13 +171,13 @@ def straggler_fields(observed: Observed, progress: Progress, now: datetime) -> d
         )
         for replica, median in found.items()
     )
-    reported = dict.fromkeys((*status.stragglers_told, *found))
-    return {"stragglers": stragglers, "stragglers_told": tuple(reported)}
+    reported = dict.fromkeys((*status.stragglers_reported, *found))
+    return {"stragglers": stragglers, "stragglers_reported": tuple(reported)}
 
 
 def straggler_events(before: TrainJobStatus, status: TrainJobStatus) -> tuple[Event, ...]:
     """Return one event for each straggler that is reported for the first time in its attempt."""
-    news = set(status.stragglers_told).difference(before.stragglers_told)
+    news = set(status.stragglers_reported).difference(before.stragglers_reported)
     reported = (each for each in status.stragglers if each.replica in news)
     return tuple(Event("Warning", REASON, describe(each)) for each in reported)
 

@@ -115,7 +115,7 @@ def resize(
     observed: Observed, message: str, now: datetime, *, without: tuple[str, ...] = ()
 ) -> TrainJobStatus:
     """Return the status for a new number of workers, which is no failure; some may be missing."""
-    sizes = {"size": observed.job.spec.worker.replicas, "without": without}
+    sizes = {"size": observed.job.spec.worker.replicas, "unavailable": without}
     return _restarting(
         observed,
         RESIZED,

@@ -97,7 +97,7 @@ def _workers(observed: Observed) -> list[Replica]:
 
 
 def _known(observed: Observed) -> tuple[str, ...]:
-    return observed.status.worker.without if observed.status.worker else ()
+    return observed.status.worker.unavailable if observed.status.worker else ()
 
 
 def _has_joined(observed: Observed, replica: Replica) -> bool:
