@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -15,18 +14,14 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.trainer.alone import process
-from trainjob_trainer import InvalidConfiguration, NotFinite, Preempted, Task
+from support.trainer import alone
+from trainjob_trainer import InvalidConfiguration, NotFinite, Preempted, Task, parameter_server
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.strategy import wait_for_servers
-from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.keras.gradients import GradientPath
 from trainjob_trainer.keras.model import optimizers_of
 from trainjob_trainer.keras.not_finite import OnNan
 from trainjob_trainer.parameter_server import (
-    Block,
-    CoordinatorLoop,
-    Course,
     Tally,
     add_on_server,
     build_share,
@@ -186,93 +181,122 @@ def test_an_update_that_is_not_finite_is_told_of_and_left_out(
     assert bool(np.isfinite(model.get_weights()[0]).all()) is watched
 
 
-class Workers:
-    """Stands in for the engine: blocks are done in the order in which they were handed out."""
+class Coordinator:
+    """Stands in for all workers: it takes a block's steps at once, and they are done when asked for."""
 
-    def __init__(
-        self, stop_after: int | None = None, stop: StopRequest | None = None, fault_after: int | None = None
-    ) -> None:
-        self.blocks: deque[int] = deque()
-        self.done = 0
-        self.most = 0
-        self.resets: list[int] = []
-        self.saved: list[int] = []
-        self._stop_after, self._stop, self._fault_after = stop_after, stop, fault_after
+    most = 0
 
-    @property
-    def outstanding(self) -> int:
-        return len(self.blocks)
+    def __init__(self, strategy: Any) -> None:
+        del strategy
+        self.outstanding = 0
 
-    def hand_out(self, iterators: Any, steps: int) -> None:
-        assert iterators == "iterators"
-        self.blocks.append(steps)
-        self.most = max(self.most, len(self.blocks))
+    def schedule(self, steps: Any, args: Any) -> Any:
+        steps(*args)
+        self.outstanding += 1
+        Coordinator.most = max(Coordinator.most, self.outstanding)
+        return SimpleNamespace(fetch=self._fetch)
 
-    def take_back(self) -> Block:
-        self.done += self.blocks[0]
-        if self._stop is not None and self._stop_after is not None and self.done >= self._stop_after:
-            self._stop._requested.set()
-        has_fault = self._fault_after is not None and self.done > self._fault_after
-        return Block(self.blocks.popleft(), 0.001, [0, int(has_fault)])
-
-    def metrics(self) -> dict[str, float]:
-        return {"loss": float(self.done)}
-
-    def reset(self) -> None:
-        assert not self.blocks
-        self.resets.append(self.done)
-
-    @property
-    def metric_state(self) -> list[Any]:
-        assert not self.blocks
-        self.saved.append(self.done)
-        return []
-
-    def resume_metrics(self, state: Any) -> None:
-        del state
+    def _fetch(self) -> None:
+        self.outstanding -= 1
 
 
-def build_loop(folder: Path, workers: Workers, stop: StopRequest) -> tuple[CoordinatorLoop, CheckpointStore]:
-    me = dataclasses.replace(process(folder, task=TASK, keep=10), stop=stop)
-    store = me.trainings.root
-    store.prepare()
-    engine: Any = workers
-    groups = {"model": [tf.Variable(1.0, name="weight")]}
-    return CoordinatorLoop(me, engine, Course(50, 20, 15), store, groups, {}), store
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chief takes the steps itself, on the rows of all workers."""
+    monkeypatch.setattr(tf.distribute.experimental.coordinator, "ClusterCoordinator", Coordinator)
+    monkeypatch.setattr(Coordinator, "most", 0)
+    monkeypatch.setattr("trainjob_trainer.library.build_strategy", lambda *_, **__: alone.STRATEGY)
+
+    def all_rows(strategy: Any, stream: Any, *, workers: int, batch: int) -> Any:
+        del strategy, workers
+        return iter(build_share(stream, workers=1, batch=batch)(tf.constant(0, tf.int64)))
+
+    monkeypatch.setattr(parameter_server, "worker_iterators", all_rows)
+
+
+ROWS = np.random.default_rng(1).normal(size=(30, 3)).astype("float32")
+WORDS = {"task": TASK, "epochs": 3, "steps_per_epoch": 20, "checkpoint_every": 15, "keep": 10}
+
+
+def rows(rows: Any = ROWS) -> Any:
+    return tf.data.Dataset.from_tensor_slices((rows, rows[:, :1]))
+
+
+def check_saved(folder: Path, *steps: int) -> None:
+    """Each checkpoint holds the updates of exactly its steps: no block is outstanding when it is read."""
+    store = CheckpointStore(folder / "checkpoints")
+    assert store.steps() == list(steps)
+    for step in steps:
+        (count,) = (
+            one.value for one in store.read(store.at(step))["optimizer"] if one.name.endswith("iteration")
+        )
+        assert int(count) == step
 
 
 def test_every_step_is_counted_once_and_all_meet_for_checkpoints(tmp_path: Path) -> None:
-    workers, stop = Workers(), StopRequest()
-    loop, store = build_loop(tmp_path, workers, stop)
-    saved = loop.run("iterators", 0, {})
-    assert workers.done == 50
-    assert workers.resets == [20, 40]
-    assert loop.last_epoch == {"loss": 40.0}
-    assert workers.saved == store.steps() == [15, 30, 45, 50]
-    assert workers.most > 1
-    assert {"model", "last-epoch", "settings"} <= set(saved)
+    trained = alone.train(tmp_path, data=rows, **WORDS)
+    check_saved(tmp_path, 15, 30, 45, 60)
+    assert trained.step == 60
+    assert len(trained.model.history.history["loss"]) == 3
+    assert Coordinator.most > 1
+
+
+def test_a_second_start_has_nothing_to_do(tmp_path: Path) -> None:
+    first = alone.train(tmp_path, data=rows, **WORDS)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.clear_final()  # the job is still the same
+    again = alone.train(tmp_path, data=rows, **WORDS)
+    assert Coordinator.most > 1
+    check_saved(tmp_path, 15, 30, 45, 60)
+    assert (again.step, again.metrics) == (first.step, first.metrics)
 
 
 def test_on_a_request_to_stop_what_was_handed_out_is_finished_and_saved(tmp_path: Path) -> None:
-    stop = StopRequest()
-    workers = Workers(stop_after=18, stop=stop)
-    loop, store = build_loop(tmp_path, workers, stop)
     with pytest.raises(Preempted, match="saved step"):
-        loop.run("iterators", 0, {})
-    assert 18 <= workers.done <= 20
-    assert store.steps() == [15, workers.done]
+        alone.train(tmp_path, data=rows, stopped_at=17, **WORDS)
+    *_, reached = CheckpointStore(tmp_path / "checkpoints").steps()
+    check_saved(tmp_path, 15, reached)
+    assert 17 <= reached <= 20
 
 
 def test_a_loss_that_is_not_finite_ends_it_before_anything_is_saved(tmp_path: Path) -> None:
-    loop, store = build_loop(tmp_path, Workers(fault_after=20), StopRequest())
-    words = r"step 2[0-9]: the loss or a gradient of worker-1 .* clipping may help$"
+    bad = np.concatenate([ROWS] * 3)
+    bad[88] = np.nan
+    words = r"step 2[0-9]: the loss or a gradient of worker-0 .* clipping may help$"
     with pytest.raises(NotFinite, match=words):
-        loop.run("iterators", 0, {})
-    assert set(store.steps()) <= {15}  # it may be on its way to the disk
+        alone.train(tmp_path, data=lambda: rows(bad), shuffle=False, **WORDS)
+    assert set(CheckpointStore(tmp_path / "checkpoints").steps()) <= {15}  # it may be on its way to the disk
 
 
-def test_a_resumed_run_takes_the_rest(tmp_path: Path) -> None:
-    workers, stop = Workers(), StopRequest()
-    loop, _ = build_loop(tmp_path, workers, stop)
-    loop.run("iterators", 45, {})
-    assert workers.done == 5
+@pytest.mark.parametrize("killed_at", [31, 41])
+def test_a_resumed_run_takes_the_rest(tmp_path: Path, killed_at: int) -> None:
+    whole = alone.train(tmp_path / "whole", data=rows, **WORDS)
+    with pytest.raises(alone.Killed):
+        alone.train(tmp_path, data=rows, killed_at=killed_at, **WORDS)
+    resumed = alone.train(tmp_path, data=rows, **WORDS)
+    check_saved(tmp_path, 15, 30, 45, 60)
+    assert resumed.step == 60
+    assert resumed.model.history.history == whole.model.history.history
+    for one, other in zip(whole.model.get_weights(), resumed.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_smoke_test_takes_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAIN_SMOKE", "true")
+    monkeypatch.setenv("TRAINJOB_OUTPUT_DIR", str(tmp_path))
+    assert alone.train(tmp_path, data=rows, **WORDS).step == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"build": alone.model()}, "it must be a function that returns the compiled model"),
+        ({"data": lambda: rows(ROWS[:0])}, "train: there are no examples"),
+        ({"on_nan": "skip"}, 'on_nan: "skip" can\'t be had with parameter servers'),
+        ({"global_batch": None}, "global_batch: must be given"),
+        ({"data": lambda: rows().repeat(), "steps_per_epoch": None}, "steps_per_epoch: must be given"),
+    ],
+)
+def test_what_it_cannot_train_is_refused(tmp_path: Path, words: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=said):
+        alone.train(tmp_path, **{"data": rows, **WORDS, **words})

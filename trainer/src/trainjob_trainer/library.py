@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ class Result:
     Attributes:
         model: with its final weights.
         step: optimizer steps done, those of earlier starts included.
-        metrics: of the last epoch; those of held-out examples have the prefix `val_`. The model's `history`
-            has those of all epochs, but not with parameter servers.
+        metrics: of the last epoch; those of held-out examples have the prefix `val_`; with parameter
+            servers there are none. The model's `history` has those of all epochs.
     """
 
     model: Any
@@ -103,36 +104,44 @@ def _run(
         parameter_server.serve(process)
     strategy = build_strategy(task, progress=process.progress)
     keras.utils.set_random_seed(setting("seed"))
-    if task.is_coordinator:
-        if callbacks or class_weight:
-            raise InvalidConfiguration(
-                "callbacks, class_weight: with parameter servers `fit` isn't called, and no process sees "
-                "each step: leave them out; examples may have weights"
-            )
-        net, step, metrics = parameter_server.train(process, strategy, model, _loaded(train, "train"))
-        return Result(net, step, metrics)
+    if task.is_coordinator and (callbacks or class_weight):
+        raise InvalidConfiguration(
+            "callbacks, class_weight: with parameter servers no process sees each step, and workers read the "
+            "data by themselves: leave them out; examples may have weights"
+        )
+    if task.is_coordinator and (isinstance(model, keras.Model) or not callable(model)):
+        raise InvalidConfiguration(
+            "model: with parameter servers it must be a function that returns the compiled model, since the "
+            "servers hold its variables"
+        )
     with strategy.scope():
         net = model if isinstance(model, keras.Model) else model()
         if not isinstance(net, keras.Model) or not net.compiled:
             raise InvalidConfiguration(f"model: must be a compiled Keras model, got {type(net).__name__}")
         if net is not model and net.built:  # a step of the user's might give the optimizer fewer variables
             net.optimizer.build(net.trainable_variables)
-    data = None if task.is_evaluator else _in_batches(process, train, "train")
     curves = Summaries(process.environment.log_dir if task.is_writer else None)
     drawing = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda _, logs: curves.write(process.step, scalars(logs)),
         on_train_end=lambda _: curves.flush(),
     )
-    history = net.fit(
-        data,
-        epochs=setting("epochs"),
-        steps_per_epoch=setting("steps_per_epoch"),
-        validation_data=_in_batches(process, heldout, "heldout"),
-        callbacks=[*callbacks, drawing],
-        class_weight=class_weight,
-        shuffle=setting("shuffle") and isinstance(data, keras.utils.PyDataset),
-        verbose=(2 if task.is_writer else 0) if verbose == "auto" else verbose,
-    )
+    with contextlib.ExitStack() as stack:
+        data, steps = None, setting("steps_per_epoch")
+        if task.is_coordinator:
+            data = _loaded(train, "train")
+            steps = stack.enter_context(parameter_server.coordinated(process, net, data))
+        elif not task.is_evaluator:
+            data = _in_batches(process, train, "train")
+        history = net.fit(
+            data,
+            epochs=setting("epochs"),
+            steps_per_epoch=steps,
+            validation_data=None if task.is_coordinator else _in_batches(process, heldout, "heldout"),
+            callbacks=[*callbacks, drawing],
+            class_weight=class_weight,
+            shuffle=setting("shuffle") and isinstance(data, keras.utils.PyDataset),
+            verbose=(2 if task.is_writer else 0) if verbose == "auto" else verbose,
+        )
     if not task.cluster:  # a notebook's process goes on
         leave_model(process)
     if process.environment.generation is None and process.is_writer:  # nothing else sees the end

@@ -1,47 +1,34 @@
-"""Training with parameter servers: the chief schedules steps, workers take them, servers hold variables."""
+"""Training with parameter servers: the chief schedules steps, workers take them, servers hold variables.
+
+The chief calls Keras's `fit`, whose calls are blocks of steps that workers have done.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, assign, json_group, read, read_json
-from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
-from trainjob_trainer.checkpoint_manager import CheckpointWriter
+from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.first_worker import explained, is_gone
 from trainjob_trainer.distribution.strategy import training_cluster
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration, OutputUnwritable
-from trainjob_trainer.identity import DATA, Identity, digest_of_arrays, find_site, key_of
-from trainjob_trainer.keras.fit import save_model
+from trainjob_trainer.keras.data import BY_PAIRS, JobEpochs
 from trainjob_trainer.keras.gradients import GradientPath, any_of
-from trainjob_trainer.keras.metrics import (
-    LAST_EPOCH,
-    METRICS,
-    MetricState,
-    metric_variables,
-    read_results,
-    saved_results,
-    scalars,
-)
-from trainjob_trainer.keras.model import (
-    further_groups,
-    optimizers_of,
-    tell_unsaved,
-    variable_groups,
-)
-from trainjob_trainer.keras.not_finite import FiniteWatch, Found, OnNan
-from trainjob_trainer.keras.pace import StepsPerExecution, next_stop
+from trainjob_trainer.keras.metrics import metric_variables
+from trainjob_trainer.keras.model import optimizers_of
+from trainjob_trainer.keras.not_finite import Found, OnNan
+from trainjob_trainer.keras.pace import StepsPerExecution
 from trainjob_trainer.keras.pipelines import (
     as_written,
     batch_size_of,
@@ -50,18 +37,8 @@ from trainjob_trainer.keras.pipelines import (
     shuffle_buffer,
 )
 from trainjob_trainer.keras.work_time import moment_after
-from trainjob_trainer.reporting.progress import add_to_history, announce, by_loss
-from trainjob_trainer.resume import (
-    Start,
-    Verdict,
-    agree,
-    find_start,
-    go_on_with_settings,
-    refuse_finished,
-    restore,
-    settings_of,
-)
-from trainjob_trainer.session import PlainProcess
+from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.session import PlainProcess, assigned
 from trainjob_trainer.task import Task
 
 # Concurrent additions on the server.
@@ -84,78 +61,6 @@ def add_on_server(model: Any) -> None:
 def _change_in_place(variable: Any, change: str, value: Any) -> Any:
     getattr(variable.value, change)(tf.cast(value, variable.value.dtype))
     return variable.value
-
-
-@dataclass(frozen=True)
-class Block:
-    """Completed steps of one worker.
-
-    Attributes:
-        seconds: estimated duration of `steps`, from the mean of all steps since the block before.
-        faults: by worker, the first step of a block, from 1, whose loss or gradients were not finite; 0
-            without one. The update of that step was left out.
-    """
-
-    steps: int
-    seconds: float
-    faults: Sequence[int] = ()
-
-
-class CoordinatedEngine:
-    """Schedules blocks of steps on the workers, and counts each block when it is done.
-
-    If a worker dies, its block runs again on another one. Steps that the dead worker took are taken again,
-    and counted once. The strategy is connected to all workers; `build_model` built the model with it. With
-    `watched`, updates that are not finite are left out and reported.
-    """
-
-    def __init__(self, strategy: Any, model: Any, workers: int, *, watched: bool = True) -> None:
-        add_on_server(model)
-        self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
-        self.model = model
-        self._metrics = MetricState(model)
-        self._outstanding: deque[tuple[int, Any]] = deque()
-        self._tally = Tally(strategy, workers)
-        on_nan = OnNan.SKIP if watched else OnNan.IGNORE
-        path = GradientPath(strategy, optimizers_of(model), on_nan)
-        self._steps = many_steps(strategy, model.train_step, path, self._tally)
-
-    @property
-    def outstanding(self) -> int:
-        """Number of blocks that are scheduled and not yet taken back."""
-        return len(self._outstanding)
-
-    def hand_out(self, iterators: Any, steps: int) -> None:
-        """Schedule a block of `steps`, at least 1, on any free worker, with its `worker_iterators`.
-
-        Raises tf.errors.OpError if an earlier block failed for another reason than the end of its worker.
-        """
-        block = self._coordinator.schedule(self._steps, args=(iterators, tf.constant(steps, tf.int32)))
-        self._outstanding.append((steps, block))
-
-    def take_back(self) -> Block:
-        """Wait for the oldest outstanding block and return it; raises as `hand_out`."""
-        steps, block = self._outstanding.popleft()
-        block.fetch()
-        seconds_a_step, faults = self._tally.look()
-        return Block(steps, steps * seconds_a_step, faults)
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics of all steps since the last `reset`."""
-        return scalars(self.model.get_metrics_result())
-
-    def reset(self) -> None:
-        """Reset the metrics for a new epoch. No block may be outstanding."""
-        self.model.reset_metrics()
-
-    @property
-    def metric_state(self) -> list[NamedArray]:
-        """The metrics' variables. No block may be outstanding."""
-        return read({METRICS: metric_variables(self.model)})[METRICS]
-
-    def resume_metrics(self, state: Sequence[NamedArray]) -> None:
-        """Restore the metrics of an epoch that an earlier run began, if they fit this model."""
-        self._metrics.put_back(state, is_writer=True)
 
 
 class Tally:
@@ -363,13 +268,14 @@ def shuffled_passes(examples: Any, seed: int, first: int) -> Any:
 
 _SEED_STRIDE = 1_000_003
 
-# The chief's training loop: no block is outstanding at the end of an epoch or at a checkpoint.
-
-# The size of a block.
+# The steps of an epoch, as blocks: no block is outstanding at its end, or when a checkpoint is saved.
 
 
 BLOCKS_A_WORKER = 4
 """Least number of blocks per worker up to the next synchronization point: it keeps the wait there short."""
+BLOCKS_AHEAD = 8
+"""Limit of outstanding blocks per worker; the others wait for a slow worker's oldest block only at it."""
+_SECONDS_BETWEEN_REPORTS = 0.5
 
 
 def next_block(left: int, wanted: int, workers: int) -> int:
@@ -381,180 +287,125 @@ def next_block(left: int, wanted: int, workers: int) -> int:
     return max(1, min(wanted, fair, left))
 
 
-BLOCKS_AHEAD = 8
-"""Limit of outstanding blocks per worker; the others wait for a slow worker's oldest block only at it."""
-_SECONDS_BETWEEN_REPORTS = 0.5
+KerasEpochs: Any = JobEpochs.__base__  # Keras's module may have ours in its place
 
 
-@dataclass(frozen=True)
-class Course:
-    """A training in steps: all of them, those of an epoch, and those between two checkpoints."""
+class BlocksOfSteps(KerasEpochs):  # type: ignore[misc]
+    """Keras's iterator of epochs: its calls are blocks of steps that workers have done.
 
-    steps: int
-    an_epoch: int
-    a_checkpoint: int
-
-
-class CoordinatorLoop:
-    """Trains from a step to the end.
-
-    Variables are read for a checkpoint while no block is outstanding, so it holds exactly its steps.
+    If a worker dies, its block runs again on another one. Steps that the dead worker took are taken again,
+    and counted once. While a checkpoint is saved no block is outstanding, so it holds exactly its steps. What
+    Keras gets as a call's data are the metrics of the epoch's steps until then.
     """
 
     def __init__(
         self,
         process: PlainProcess,
-        engine: CoordinatedEngine,
-        course: Course,
-        store: CheckpointStore,
-        groups: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        clock: Callable[[], float] = time.perf_counter,
+        model: Any,
+        examples: tuple[Any, int, int],
+        distribute_strategy: Any,
+        **arguments: Any,
     ) -> None:
-        self.writer = CheckpointWriter(process, store)
-        self.last_epoch: Mapping[str, float] = {}
-        self._process = process
-        self._engine = engine
-        self._course = course
-        self._groups = groups
-        self._settings = json_group("settings", settings)
-        self._watch = FiniteWatch(OnNan(process.setting("on_nan")), process.task)
-        self._clock = clock
+        """Take a built model, what `_examples` returned, and Keras's `arguments`."""
+        super(KerasEpochs, self).__init__(**arguments)
+        call, workers = process.call, process.task.num_workers
+        assert call is not None  # noqa: S101 - `fit` has made it
+        self._process, self._call, self._model, self._examples = process, call, model, examples
+        self._distribute_strategy = strategy = distribute_strategy
+        self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
+        self._tally = Tally(strategy, workers)
+        on_nan = OnNan(process.setting("on_nan"))
+        path = GradientPath(strategy, optimizers_of(model), on_nan if on_nan is OnNan.IGNORE else OnNan.SKIP)
+        self._steps = many_steps(strategy, model.train_step, path, self._tally)
         self._executions = StepsPerExecution(lambda number: number)
-        self._reported = (0, 0.0)
+        self._iterators: Any = None
+        call.data, call.batch_size = self, examples[1]
 
-    def run(self, iterators: Any, step: int, saved: HostGroups) -> HostGroups:
-        """Train, save, report; return the last checkpoint.
+    def _enumerate_iterator(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the blocks of an epoch, each when it is done.
 
-        `iterators` stand at `step`; `saved` holds all groups of that step's checkpoint, none for step 0.
-        Raises OutputFull or OutputUnwritable if a checkpoint can't be written, NotFinite if a value that is
-        not finite ends the training, and Preempted after a request to stop, when the reached step is saved.
+        Raises tf.errors.OpError if a block failed for another reason than the end of its worker.
         """
-        course, progress = self._course, self._process.progress
-        self._engine.resume_metrics(saved.get(METRICS, ()))
-        self.last_epoch = read_results(saved.get(LAST_EPOCH, ()))
-        self._reported = step, self._clock()
-        with self.writer.patient():
-            while step < course.steps:
-                progress.update(state="training", step=step, epoch=step // course.an_epoch + 1)
-                until = next_stop(step, course.steps, (course.an_epoch, course.a_checkpoint))
-                step = self._meet(iterators, step, until)
-                if step % course.an_epoch == 0:
-                    self.last_epoch = self._engine.metrics()
-                    self._engine.reset()
-                    progress.update(**by_loss(self.last_epoch))
-                    add_to_history(self._process.environment, step, self.last_epoch)
-                epoch, is_due = step // course.an_epoch, step % course.a_checkpoint == 0
-                is_stopping = self._process.stop.requested
-                self.writer.between_steps(step, epoch, is_due, self._snapshot, is_stopping=is_stopping)
-            return self.writer.save_last(step, step // course.an_epoch, self._snapshot)
+        call, process, total = self._call, self._process, int(self.steps_per_epoch)
+        workers, writer, done = process.task.num_workers, call.record.writer, call.batches_before
+        if self._iterators is None:
+            self._iterators = self._begin(call.epoch * total + done)
+        blocks: deque[tuple[int, Any]] = deque()
+        metrics: dict[str, Any] = {}
+        read_at = 0.0
+        while done < total:
+            until = min(total, done + call.every - process.step % call.every) if call.every else total
+            handed_out = done
+            while done < until:
+                is_due = call.times.is_due(process.step, epoch_ends=False, is_writing=writer.is_writing)
+                most = 1 if is_due or process.stop.requested else BLOCKS_AHEAD * workers
+                while handed_out < until and len(blocks) < most:
+                    count = next_block(until - handed_out, self._executions.wanted, workers)
+                    block = (self._iterators, tf.constant(count, tf.int32))
+                    blocks.append((count, self._coordinator.schedule(self._steps, args=block)))
+                    handed_out += count
+                count, running = blocks.popleft()
+                running.fetch()
+                seconds, faults = self._tally.look()
+                if call.watch is not None:
+                    call.watch.look(Found([0, *faults]), process.step)  # the chief, the first, takes none
+                self._executions.record(count, count * seconds)
+                writer.watch()
+                call.is_ahead = bool(blocks)
+                if not blocks or time.monotonic() - read_at >= _SECONDS_BETWEEN_REPORTS:
+                    metrics, read_at = self._model.get_metrics_result(), time.monotonic()
+                done += count
+                yield (done - 1, metrics) if BY_PAIRS else (done - count, done - 1, metrics)
 
-    def _meet(self, iterators: Any, step: int, until: int) -> int:
-        """Run blocks until none is outstanding: at `until`, or earlier after a request to stop."""
-        workers, stop = self._process.task.num_workers, self._process.stop
-        handed_out, most = step, BLOCKS_AHEAD * workers
-        while True:
-            while handed_out < until and self._engine.outstanding < most and not stop.requested:
-                count = next_block(until - handed_out, self._executions.wanted, workers)
-                self._engine.hand_out(iterators, count)
-                handed_out += count
-            if not self._engine.outstanding:
-                return step
-            block = self._engine.take_back()
-            self._watch.look(Found([0, *block.faults]), step)  # the chief comes first and takes no steps
-            step += block.steps
-            self._executions.record(block.steps, block.seconds)
-            self._report(step, is_meeting=step == until)
-            self.writer.watch()
+    def _begin(self, done: int) -> Any:
+        """Return the workers' iterators, which stand where `done` steps have come to."""
+        (stream, batch, count), setting = self._examples, self._process.setting
+        if count:
+            first, offset = divmod(done * batch, count)
+            stream = (
+                shuffled_passes(stream, setting("seed"), first) if setting("shuffle") else stream.repeat()
+            )
+            stream = stream.skip(offset)
+        workers = self._process.task.num_workers
+        return worker_iterators(self._distribute_strategy, stream, workers=workers, batch=batch)
 
-    def _report(self, step: int, *, is_meeting: bool) -> None:
-        now = self._clock()
-        before, at = self._reported
-        if not is_meeting and now - at < _SECONDS_BETWEEN_REPORTS:
-            return
-        self._reported = step, now
-        a_step, batch = (now - at) / max(step - before, 1), self._process.progress.last.global_batch
-        self._process.progress.update(
-            step=step,
-            step_seconds=a_step,
-            examples_per_second=batch / max(a_step, 1e-9) if batch else None,
-            **by_loss(self._engine.metrics()),
-        )
-
-    def _snapshot(self) -> HostGroups:
-        values = read(self._groups)
-        self._watch.check_weights(self._groups, values)
-        state = {METRICS: self._engine.metric_state, LAST_EPOCH: saved_results(self.last_epoch)}
-        return {**values, **state, _SETTINGS: self._settings}
+    def replay(self, call: Any, validation: Any, validation_steps: int | None, *, goes_on: bool) -> None:
+        """Do nothing: the data begin where the steps done have come to."""
 
 
-_SETTINGS = "settings"
-"""Group of a checkpoint: `settings_of` the training."""
-
-
-def train(
-    process: PlainProcess, strategy: Any, build: Callable[[], Any], data: Any
-) -> tuple[Any, int, Mapping[str, float]]:
-    """Train as the chief, and return the model, the steps done, and the last epoch's metrics.
+@contextlib.contextmanager
+def coordinated(process: PlainProcess, model: Any, data: Any) -> Iterator[int]:
+    """Have `model.fit` of this data schedule its steps on the workers; yield its `steps_per_epoch`.
 
     Args:
         process: the chief's, with its settings.
-        strategy: connected to all workers.
-        build: returns the compiled model, within the strategy's scope.
+        model: compiled; made in the scope of the strategy, which is connected to all workers.
         data: the training data: a tf.data.Dataset of examples, or of batches, which are cut anew.
 
-    Raises InvalidConfiguration for a model, data or settings that can't be had with parameter servers, and
-    the errors of `CoordinatorLoop.run`.
+    Raises InvalidConfiguration for data or settings that can't be had with parameter servers.
     """
-    task, environment, setting = process.task, process.environment, process.setting
-    examples, batch, count = _examples(process, data)
-    an_epoch, epochs = setting("steps_per_epoch") or max(1, count // batch), setting("epochs")
-    if is_smoke(os.environ):
-        an_epoch, epochs = 1, 1
-    course = Course(epochs * an_epoch, an_epoch, setting("checkpoint_every") or an_epoch)
-    model = _built(strategy, build, examples, batch)
-    with strategy.scope():
-        groups, further = variable_groups(model), further_groups(model)
-    known = {"global_batch": batch, "steps_of_an_epoch": an_epoch}
-    settings = settings_of(model.optimizer, seed=setting("seed"), **known)
-    data_is = {DATA: digest_of_arrays([data])}
-    store, start = _place(process, strategy, model, {**settings, **data_is}, course.steps)
-    saved = restore(strategy, task, store, start, groups, further)
-    if start.verdict is Verdict.ENDED:
-        announce("this training has ended before: its result is restored, and the script continues")
-        process.progress.update(state="finished", step=start.step, checkpoint_step=start.step)
-        process.progress.flush()
-        return model, start.step, read_results(saved.get(LAST_EPOCH, ()))
-    before = read_json(saved[_SETTINGS]) if _SETTINGS in saved else {}
-    settings = go_on_with_settings(before, settings, environment.how_to_start_over, is_writer=True)
-    tell_unsaved(model)
-    store.clear_final()
-    process.progress.update(
-        total_steps=course.steps,
-        total_epochs=epochs,
-        resumed_from=start.step or None,
-        global_batch=batch,
-    )
-    stream = examples
-    if count:
-        first, offset = divmod(start.step * batch, count)
-        shuffles = setting("shuffle")
-        stream = shuffled_passes(examples, setting("seed"), first) if shuffles else examples.repeat()
-        stream = stream.skip(offset)
-    iterators = worker_iterators(strategy, stream, workers=task.num_workers, batch=batch)
-    watched = setting("on_nan") == OnNan.STOP.value
-    engine = CoordinatedEngine(strategy, model, task.num_workers, watched=watched)
-    loop = CoordinatorLoop(process, engine, course, store, {**groups, **further}, settings)
-    trained = loop.run(iterators, start.step, saved)
-    if setting("export"):
-        with tf.device("CPU:0"):  # built again, since servers hold the other's variables
-            copy = _built(tf.distribute.get_strategy(), build, examples, batch)
-            assign(variable_groups(copy), trained)
-        save_model(process, copy.save, lambda path: copy.export(path, verbose=False))
-    loop.writer.mark(FinalMarker(course.steps, environment.uid))
-    process.progress.update(state="finished", step=course.steps, **by_loss(loop.last_epoch))
-    process.progress.flush()
-    return model, course.steps, loop.last_epoch
+    examples, batch, count = found = _examples(process, data)
+    with model.distribute_strategy.scope():  # steps on the workers can't create variables
+        model._symbolic_build(
+            data_batch=tf.nest.map_structure(
+                lambda part: tf.TensorSpec([batch, *part.shape], part.dtype), examples.element_spec
+            )
+        )
+        model.optimizer.build(model.trainable_variables)
+    add_on_server(model)
+
+    def metrics_of(block: Any) -> Any:
+        return block
+
+    metrics_of.watched_for = OnNan(process.setting("on_nan"))  # type: ignore[attr-defined]
+    process.progress.update(global_batch=batch)
+    trainer = importlib.import_module("keras.src.backend.tensorflow.trainer")
+    with (
+        assigned(trainer, "TFEpochIterator", functools.partial(BlocksOfSteps, process, model, found)),
+        assigned(model, "_maybe_symbolic_build", lambda **_: None),
+        assigned(model, "train_function", metrics_of),
+    ):
+        yield process.setting("steps_per_epoch") or max(1, count // batch)
 
 
 def _examples(process: PlainProcess, data: Any) -> tuple[Any, int, int]:
@@ -583,52 +434,3 @@ def _examples(process: PlainProcess, data: Any) -> tuple[Any, int, int]:
     if count == 0 and not is_endless:
         raise InvalidConfiguration("train: there are no examples")
     return examples, batch, 0 if is_endless else count
-
-
-def _built(strategy: Any, build: Callable[[], Any], examples: Any, batch: int) -> Any:
-    """Build the model with all variables, which steps on the workers can't create."""
-    if isinstance(build, keras.Model) or not callable(build):
-        raise InvalidConfiguration(
-            "model: with parameter servers it must be a function that returns the compiled model, since the "
-            "servers hold its variables"
-        )
-    with strategy.scope():
-        model = build()
-        if not isinstance(model, keras.Model) or not model.compiled:
-            raise InvalidConfiguration(
-                f"model() must return a compiled Keras model, got {type(model).__name__}"
-            )
-        model._symbolic_build(
-            data_batch=tf.nest.map_structure(
-                lambda part: tf.TensorSpec([batch, *part.shape], part.dtype), examples.element_spec
-            )
-        )
-        model.optimizer.build(model.trainable_variables)
-    return model
-
-
-def _place(
-    process: PlainProcess, strategy: Any, model: Any, settings: Mapping[str, Any], total: int
-) -> tuple[CheckpointStore, Start]:
-    """Return where this call's checkpoints are, and where it starts; raises as `agree`, `refuse_finished`."""
-    trainings, environment, site = process.trainings, process.environment, find_site()
-    call = Identity(
-        *key_of(site, model),
-        particulars={**{name: str(one) for name, one in settings.items()}, **site.variables},
-    )
-    found = trainings.find(call, environment.reported_checkpoint)
-    ended = trainings.store(found.number).ended() if found else None
-    if found and found.identity != call and ended and ended.total_steps >= total:
-        found = None
-    if found is None:
-        start = find_start(trainings.root, 0, environment.uid)
-        over = environment.how_to_start_over
-        refuse_finished(start, trainings.root, total, over, process.progress)
-    else:
-        found.is_taken = True
-        if ended and ended.total_steps < total:
-            trainings.close()
-    store = trainings.store(found.number if found else trainings.begin(call))
-    start = agree(strategy, process.task, store, total, environment.uid, None, environment.spec)
-    refuse_finished(start, store, total, environment.how_to_start_over, process.progress)
-    return store, start

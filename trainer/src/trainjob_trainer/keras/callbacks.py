@@ -125,7 +125,7 @@ class AtEnd(Scoring):
             **by_loss(self.figures(logs)),
         )
         is_last = steps and done == int(steps)
-        if not is_last:
+        if not (is_last or self.call.is_ahead):
             self._between_calls(done)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

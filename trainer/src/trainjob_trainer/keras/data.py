@@ -256,7 +256,7 @@ class Batches:
         return [(self.iterator, min(most, self.count - done)) for done in range(0, self.count, most)]
 
 
-_BY_PAIRS = "yield step, iterator" in inspect.getsource(TFEpochIterator._enumerate_iterator)
+BY_PAIRS = "yield step, iterator" in inspect.getsource(TFEpochIterator._enumerate_iterator)
 EVALUATION_BATCHES = 32
 """Batches per call of an evaluation if no callback looks at them."""
 _SAYS_EPOCH = (
@@ -511,7 +511,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
         if self._current_iterator is None or not (self.steps_per_epoch or self.is_endless):
             self._current_iterator, self._steps_seen = iter(self._get_iterator()), 0
         for first, last, batches in self._calls(steps, call):
-            yield (last, batches) if _BY_PAIRS else (first, last, batches)
+            yield (last, batches) if BY_PAIRS else (first, last, batches)
         if self._num_batches and self._steps_seen >= self._num_batches:
             self._steps_seen = 0
             if self.steps_per_epoch:

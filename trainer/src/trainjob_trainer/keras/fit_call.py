@@ -19,6 +19,7 @@ import numpy as np
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, json_group, read_json
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.errors import CheckpointMismatch
 from trainjob_trainer.identity import Identity
 from trainjob_trainer.keras.callback_state import TEST_METHODS, sees_batches
 from trainjob_trainer.keras.not_finite import FiniteWatch
@@ -133,7 +134,12 @@ class FitState:
 
     @classmethod
     def from_groups(cls, groups: HostGroups) -> FitState:
-        """Read the state in a checkpoint."""
+        """Read the state in a checkpoint; raises CheckpointMismatch if it has none."""
+        if GROUP not in groups:
+            raise CheckpointMismatch(
+                "the checkpoint holds no state of fit(): a loop of the script's own, or an earlier version with "
+                "parameter servers, has written it; train in another output folder"
+            )
         facts = read_json(groups[GROUP])
         for past in facts["past"]:
             past["identity"] = Identity.from_json(past["identity"]) if past["identity"] else None
@@ -275,6 +281,7 @@ class FitCall:
         gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
         has_begun: whether Keras's `fit` has been called for it; a further `fit` is a callback's.
         seen: what callbacks look at.
+        is_ahead: whether steps after the reported ones are under way, so that nothing can be saved.
         is_scoring: whether an evaluation is under way.
         sees_tests: whether a callback of it looks at its batches.
         own_time: this worker's own time per step of the last call, if measured.
@@ -309,6 +316,7 @@ class FitCall:
     gathers: bool = True
     has_begun: bool = False
     seen: Seen = Seen()
+    is_ahead: bool = False
     is_scoring: bool = False
     sees_tests: bool = False
     own_time: OwnTime | None = None

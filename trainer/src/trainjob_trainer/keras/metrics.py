@@ -50,18 +50,6 @@ _SUMMED, _AVERAGED = "sum", "mean"
 
 METRICS = "metrics"
 """Group of a checkpoint: the metrics' variables within an epoch, reduced over the workers."""
-LAST_EPOCH = "last-epoch"
-"""Group of a checkpoint: the results of the last whole epoch, by name."""
-
-
-def saved_results(results: Mapping[str, float]) -> list[NamedArray]:
-    """Return results by name as a group of a checkpoint."""
-    return [NamedArray(name, np.array(value, "float64")) for name, value in results.items()]
-
-
-def read_results(group: Sequence[NamedArray]) -> dict[str, float]:
-    """Return the results in a group from `saved_results`."""
-    return {array.name: float(array.value) for array in group}
 
 
 class OverAll:
@@ -78,6 +66,8 @@ class OverAll:
 
     def state(self) -> list[NamedArray]:
         """Return the metrics' variables for a checkpoint. All workers call it together."""
+        if not is_mirrored(self._strategy):
+            return read({METRICS: metric_variables(self._model)})[METRICS]
         return MetricState(self._model).on_host([flat.numpy() for flat in self._reduced()])
 
     def _results(self) -> Any:

@@ -127,8 +127,10 @@ def _identify(call: FitCall, model: Any, arguments: Mapping[str, Any]) -> Identi
 def data_of(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return the particulars of the data that a call of `fit` has, and holds out."""
     parts = {DATA: [arguments[name] for name in _DATA], HELDOUT: arguments["validation_data"]}
-    given = {name: keras.tree.flatten(value) for name, value in parts.items() if value is not None}
-    return {name: digest_of_arrays(arrays) for name, arrays in given.items()}
+    given = {name: keras.tree.flatten(value) for name, value in parts.items()}
+    return {
+        name: digest_of_arrays(ones) for name, ones in given.items() if any(one is not None for one in ones)
+    }
 
 
 class _Decision(NamedTuple):
