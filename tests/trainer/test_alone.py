@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from support.trainer.alone import STRATEGY, examples, model, process, train
 from trainjob_trainer import Run
-from trainjob_trainer.resume import Start
 
 
 def test_what_the_script_has_changed_since_its_checkpoint_is_said(
@@ -56,7 +55,7 @@ def test_what_the_script_has_changed_since_its_checkpoint_is_said(
 
 
 def test_a_second_loop_goes_on_where_the_first_one_ended(tmp_path: Path) -> None:
-    run = Run(process(tmp_path), STRATEGY, Start.nothing())
+    run = Run(process(tmp_path), STRATEGY, 0)
     run.track(counter=tf.Variable(0))
 
     assert list(run.steps(3)) == [0, 1, 2]
@@ -91,7 +90,7 @@ def test_a_smoke_test_takes_one_step_and_evaluates_one_batch(
 def test_a_smoke_test_of_a_loop_takes_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAIN_SMOKE", "true")
     monkeypatch.setenv("TRAINJOB_OUTPUT_DIR", str(tmp_path))
-    run = Run(process(tmp_path), STRATEGY, Start.nothing())
+    run = Run(process(tmp_path), STRATEGY, 0)
     run.track(counter=tf.Variable(0))
 
     assert list(run.steps(1000, checkpoint_every=100)) == [0]

@@ -23,12 +23,11 @@ from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.errors import StorageUnavailable
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.resume import (
-    Start,
-    Verdict,
+    ResumePlan,
     choose_start,
     describe_differences,
     end_if_finished,
-    find_start,
+    plan_of_loop,
     read_agreed,
     refuse_finished,
     refuse_lost,
@@ -37,9 +36,6 @@ from trainjob_trainer.resume import (
 )
 
 GROUPS = {"model": [NamedArray("a", np.zeros(2, "float32"))]}
-
-
-EARLY = (10, "old", 20, 40, "loss has not improved for 2 epochs; best 0.5 at step 10")
 
 
 OVER = "start over with --fresh"
@@ -55,26 +51,39 @@ def store_with(folder: Path, *steps: int, final: tuple[Any, ...] | None = None) 
 
 
 @pytest.mark.parametrize(
-    ("steps", "final", "total", "expected"),
+    ("steps", "final", "total", "plan", "start"),
     [
-        ((), None, 10, Start(Verdict.TRAIN, 0)),
-        ((2, 4), None, 10, Start(Verdict.TRAIN, 4)),
-        ((4, 10), (10, "old"), 20, Start(Verdict.TRAIN, 10)),
-        ((10,), (10, "old"), 10, Start(Verdict.FINISHED_BY_ANOTHER, 10)),
-        ((10,), (10, "old"), 5, Start(Verdict.FINISHED_BY_ANOTHER, 10)),
-        ((10,), (10, "mine"), 10, Start(Verdict.FINISHED_BY_THIS_JOB, 10)),
-        ((10, 20), EARLY, 40, Start(Verdict.FINISHED_BY_ANOTHER, 20)),
-        ((10, 20), EARLY, 41, Start(Verdict.TRAIN, 20)),
+        ((), None, 10, ResumePlan.TRAIN, 0),
+        ((2, 4), None, 10, ResumePlan.TRAIN, 4),
+        ((4, 10), (10, "old"), 20, ResumePlan.TRAIN, 10),
+        ((10,), (10, "old"), 10, ResumePlan.FINISHED, 10),
+        ((10,), (10, "old"), 5, ResumePlan.FINISHED, 10),
+        ((10,), (10, "mine"), 10, ResumePlan.SKIP, 10),
+        ((10, 20), (10, "old", 20, 40), 40, ResumePlan.FINISHED, 20),
+        ((10, 20), (10, "old", 20, 40), 41, ResumePlan.TRAIN, 20),
     ],
 )
 def test_where_to_start(
-    tmp_path: Path, steps: tuple[int, ...], final: tuple[Any, ...] | None, total: int, expected: Start
+    tmp_path: Path,
+    steps: tuple[int, ...],
+    final: tuple[Any, ...] | None,
+    total: int,
+    plan: ResumePlan,
+    start: int,
 ) -> None:
-    assert find_start(store_with(tmp_path, *steps, final=final), total, "mine") == expected
+    store = store_with(tmp_path, *steps, final=final)
+    assert (plan_of_loop(store, total, "mine"), choose_start(store)) == (plan, start)
 
 
 def test_without_a_job_a_finished_output_is_always_another_trainings(tmp_path: Path) -> None:
-    assert find_start(store_with(tmp_path, 3, final=(3, "")), 3, "").verdict is Verdict.FINISHED_BY_ANOTHER
+    assert plan_of_loop(store_with(tmp_path, 3, final=(3, "")), 3, "") is ResumePlan.FINISHED
+
+
+@pytest.mark.parametrize(("total", "plan"), [(3, ResumePlan.SKIP), (4, ResumePlan.TRAIN)])
+def test_a_loop_that_has_ended_takes_no_step_twice(tmp_path: Path, total: int, plan: ResumePlan) -> None:
+    store = store_with(tmp_path, 3)
+    store.mark_ended(FinalMarker(3, "mine"))  # what follows it in the script has failed
+    assert plan_of_loop(store, total, "mine") is plan
 
 
 def test_only_the_same_job_has_finished_before(tmp_path: Path) -> None:
@@ -88,55 +97,42 @@ def test_only_the_same_job_has_finished_before(tmp_path: Path) -> None:
 
 
 def test_a_finished_output_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    store = store_with(tmp_path, 3, final=(3, "old"))
+    store, asked = store_with(tmp_path, 3, final=(3, "old")), "3 steps are asked for: ask for more"
 
-    with pytest.raises(OutputFinished, match=f"{tmp_path} holds .* finished at step 3.*--fresh"):
-        refuse_finished(find_start(store, 3, "mine"), store, 3, OVER, ProgressFile(None))
-    with pytest.raises(SystemExit) as ended:
-        refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, 3), store, 3, OVER, ProgressFile(None))
-    assert ended.value.code == 0
-    refuse_finished(Start(Verdict.TRAIN, 3), store, 9, OVER, ProgressFile(None))
+    with pytest.raises(
+        OutputFinished,
+        match=f"{tmp_path} holds .* finished at step 3.*, and 3 steps.* more to go on, or .*--fresh",
+    ):
+        refuse_finished(ResumePlan.FINISHED, store, asked, OVER, ProgressFile(None))
+    for plan in (ResumePlan.TRAIN, ResumePlan.SKIP):
+        refuse_finished(plan, store, asked, OVER, ProgressFile(None))
 
 
 @pytest.mark.parametrize(
-    ("written", "own", "total", "verdict"),
+    ("written", "own", "total", "plan"),
     [
-        ("a1", "a1", 3, Verdict.FINISHED_BY_SAME_SPEC),
-        ("a1", "a1", 4, Verdict.TRAIN),  # more steps are asked for, such as by a changed script
-        ("a1", "b2", 3, Verdict.FINISHED_BY_ANOTHER),
-        ("", "", 3, Verdict.FINISHED_BY_ANOTHER),
-        ("", "b2", 3, Verdict.FINISHED_BY_ANOTHER),
+        ("a1", "a1", 3, ResumePlan.ALREADY_FINISHED),
+        ("a1", "a1", 4, ResumePlan.TRAIN),  # more steps are asked for, such as by a changed script
+        ("a1", "b2", 3, ResumePlan.FINISHED),
+        ("", "", 3, ResumePlan.FINISHED),
+        ("", "b2", 3, ResumePlan.FINISHED),
     ],
 )
 def test_a_job_with_the_spec_of_the_one_that_finished_has_nothing_to_do(
-    tmp_path: Path, written: str, own: str, total: int, verdict: Verdict
+    tmp_path: Path, written: str, own: str, total: int, plan: ResumePlan
 ) -> None:
     store = store_with(tmp_path, 3)
     env = {"TRAINJOB_OUTPUT_DIR": str(tmp_path), "TRAINJOB_CHECKPOINT_DIR": str(store.directory)}
     mark_finished({**env, "TRAINJOB_UID": "old", "TRAINJOB_SPEC": written}, "1.1", 3)
 
-    start = find_start(store, total, "mine", own)
-    assert start == Start(verdict, 3)
-    if verdict is Verdict.FINISHED_BY_SAME_SPEC:
+    assert plan_of_loop(store, total, "mine", own) is plan
+    if plan is ResumePlan.ALREADY_FINISHED:
         progress = ProgressFile(None)
         with pytest.raises(SystemExit) as ended:
-            refuse_finished(start, store, total, OVER, progress)
+            refuse_finished(plan, store, "3 steps", OVER, progress)
         last = progress.last
         assert (ended.value.code, last.state, last.step, last.already_finished) == (0, "finished", 3, True)
     end_if_finished(store, "mine", ProgressFile(None))
-
-
-def test_one_that_stopped_early_is_not_trained_on_and_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = store_with(tmp_path, 10, 20, final=EARLY)
-    why = "stopped early at step 20 of 40: loss has not improved for 2 epochs; best 0.5 at step 10"
-
-    with pytest.raises(OutputFinished, match=f"a training that {why}, and 40 steps are asked for"):
-        refuse_finished(find_start(store, 40, "mine"), store, 40, OVER, ProgressFile(None))
-    with pytest.raises(SystemExit):
-        refuse_finished(find_start(store, 40, "old"), store, 40, OVER, ProgressFile(None))
-    assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -156,7 +152,7 @@ def test_a_damaged_checkpoint_is_chosen_by_nobody(
     for step in damaged:
         (store.at(step).path / "variables.data-00000-of-00001").write_bytes(b"torn")
 
-    assert choose_start(store, 10, "old") == Start(Verdict.TRAIN, chosen)
+    assert choose_start(store) == chosen
 
     assert store.steps() == [step for step in (2, 4, 6) if step not in damaged]
     assert told in capsys.readouterr().err
@@ -194,16 +190,16 @@ def test_a_read_error_of_a_moment_costs_no_checkpoint(tmp_path: Path) -> None:
     """At each reading operation that a start is made of."""
     store = store_with(tmp_path / "counted", 1000, 2000, 3000)
     counted = fail_reads(STALE, 0, count=0)
-    choose_start(CheckpointStore(store.directory, files=counted), 9000, "old")
+    choose_start(CheckpointStore(store.directory, files=counted))
     assert counted.seen > 5
     for at in range(counted.seen):
         folder = store_with(tmp_path / str(at), 1000, 2000, 3000).directory
         store = CheckpointStore(folder, files=fail_reads(STALE, at, count=1), sleep=no_sleep)
 
-        start = choose_start(store, 9000, "old")
-        store.save(start.step + 100, 0, GROUPS, "old")
+        start = choose_start(store)
+        store.save(start + 100, 0, GROUPS, "old")
 
-        assert (at, start.step, store.steps()) == (at, 3000, [2000, 3000, 3100])
+        assert (at, start, store.steps()) == (at, 3000, [2000, 3000, 3100])
 
 
 @pytest.mark.parametrize(
@@ -237,7 +233,7 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
         )
 
         with pytest.raises(StillWaiting if waits else CheckpointUnavailable) as ended:
-            choose_start(store, 9000, "old")
+            choose_start(store)
 
         said = capsys.readouterr().err + str(ended.value)
         assert re.search(r"cannot read .*checkpoints.*: ", said)
@@ -255,7 +251,7 @@ def test_a_marker_that_cannot_be_read_is_not_an_absent_one(
     store_with(tmp_path, 3, final=(3, "mine"))
     for look in (
         lambda store: end_if_finished(store, "mine", ProgressFile(None)),
-        lambda store: choose_start(store, 3, "mine"),
+        lambda store: plan_of_loop(store, 3, "mine"),
     ):
         folder = tmp_path / "checkpoints"
         with pytest.raises(StillWaiting):
@@ -275,7 +271,7 @@ def test_a_later_format_is_no_damage(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointUnavailable, match=r"step-00000002 has been written by a later version .*format 2"
     ):
-        choose_start(store, 9, "old")
+        choose_start(store)
 
     assert store.steps() == [1, 2]
 
@@ -301,7 +297,7 @@ def test_a_manifest_that_is_none_is_damage_and_nobody_waits_for_it(
     manifest.unlink()
     make(manifest)
 
-    assert choose_start(store, 9, "old").step == 1
+    assert choose_start(store) == 1
     assert store.known_steps() == {1, 2}
 
 
@@ -332,18 +328,18 @@ def test_a_start_behind_what_was_reported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         StorageUnavailable, match="the checkpoint of step 3000 was reported, and none is found"
     ):
-        choose_start(store, 9000, "old", 3000)
+        choose_start(store, 3000)
     store_with(tmp_path, 1000, 2000)
     before = contents(tmp_path)
 
     with pytest.raises(
         StorageUnavailable, match=r"3000 was reported, and the newest .* is that of step 2000"
     ):
-        choose_start(store, 9000, "old", 3000)
+        choose_start(store, 3000)
 
     assert contents(tmp_path) == before
     (store.directory / "damaged-step-00003000").mkdir()
-    assert choose_start(store, 9000, "old", 3000).step == 2000
+    assert choose_start(store, 3000) == 2000
 
 
 def test_what_appears_after_the_choice_is_not_set_aside(tmp_path: Path) -> None:

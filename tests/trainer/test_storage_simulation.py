@@ -52,7 +52,7 @@ from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.environment import Generation
 from trainjob_trainer.errors import CheckpointUnreadable, Fenced, OutputUnwritable, TrainerError
 from trainjob_trainer.evaluation import follow
-from trainjob_trainer.resume import Verdict, choose_start
+from trainjob_trainer.resume import ResumePlan, choose_start, plan_of_loop
 
 FOLDER = Path("/output/checkpoints")
 TOTAL, KEEP, JOB = 4, 2, "job"
@@ -378,16 +378,16 @@ class Stage:
         store.prepare()
         self.claimed.append((epoch.incarnation, epoch.attempt))
         least = max(self.newest, reported or 0)
-        start = choose_start(store, TOTAL, JOB, reported)
-        if start.step < least:
-            self.broken.append(f"{process.who} goes on from step {start.step}, and {least} was there")
-        if start.verdict is not Verdict.TRAIN:
+        if plan_of_loop(store, TOTAL, JOB) is not ResumePlan.TRAIN:
             self.finished = True
             return
-        if start.step:
-            store.read(store.at(start.step))
+        start = choose_start(store, reported)
+        if start < least:
+            self.broken.append(f"{process.who} goes on from step {start}, and {least} was there")
+        if start:
+            store.read(store.at(start))
         store.clear_final()
-        for step in range(start.step + 1, TOTAL + 1):
+        for step in range(start + 1, TOTAL + 1):
             store.save(step, 0, groups(epoch, step), JOB)
             self.reported = max(self.reported, step)
         store.mark_final(FinalMarker(TOTAL, JOB))

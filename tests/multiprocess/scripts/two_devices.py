@@ -15,7 +15,6 @@ from support.trainer import alone
 from trainjob_trainer import Task, library
 from trainjob_trainer.custom_loop import Run
 from trainjob_trainer.distribution.strategy import build_strategy
-from trainjob_trainer.resume import Start, Verdict
 
 # In batches of 32 the last one is a single example: of two devices one has none.
 HELD_OUT = np.random.default_rng(1).normal(size=(33, 4)).astype("float32")
@@ -71,7 +70,7 @@ def metric_of_a_loop(strategy: Any, folder: Path) -> list[float]:
     for steps in (1, 2):
         with strategy.scope():
             metric = keras.metrics.Mean()
-        run = Run(alone.process(folder), strategy, Start(Verdict.TRAIN, steps - 1))
+        run = Run(alone.process(folder), strategy, steps - 1)
         run.track(metric=metric, others=[tf.Variable(1.0)])
         found.append(float(metric.result()))
         for _ in run.steps(steps):

@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups
-from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.distribution.first_worker import is_gone
 from trainjob_trainer.errors import Preempted
-from trainjob_trainer.reporting.progress import announce, report_storage
+from trainjob_trainer.reporting.progress import report_storage
 
 if TYPE_CHECKING:
     from trainjob_trainer.session import PlainProcess
@@ -225,31 +225,17 @@ class CheckpointWriter:
         spared: Collection[int] = (),
         *,
         says_more: bool = False,
-    ) -> HostGroups:
-        """Save the last step, wait for it, and return what was saved; only the writer calls this.
+    ) -> None:
+        """Save the last step, and wait for it; only the writer calls this.
 
         Arguments as `between_steps`; with `says_more` it replaces one of the same step. Raises
         OutputUnwritable.
         """
         self._process.progress.update(state="saving", step=step)
-        groups = snapshot()
         if says_more:
             self._saved = None
-        self._submit(step, epoch, lambda: groups, spared)
+        self._submit(step, epoch, snapshot, spared)
         self.settle()
-        return groups
-
-    def mark(self, marker: FinalMarker) -> None:
-        """Mark training as ended, once all its results are in place; only the writer calls this.
-
-        It has finished when this process has exited with 0. Outside a job nothing sees that: then it counts
-        as finished now.
-        """
-        store = self._store
-        store.mark_ended(marker)
-        if self._process.environment.generation is None:
-            store.mark_final(marker)
-        announce(f"training {marker.words}; checkpoints in {store.directory}")
 
     def _submit(
         self, step: int, epoch: int, snapshot: Callable[[], HostGroups], spared: Collection[int]

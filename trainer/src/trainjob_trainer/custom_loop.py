@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.snapshot import read
+from trainjob_trainer.checkpoint.snapshot import assign, read
 from trainjob_trainer.checkpoint.store import Checkpoint, FinalMarker
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
-from trainjob_trainer.distribution.collective import broadcast
+from trainjob_trainer.distribution.collective import broadcast, check_same_weights
 from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.environment import is_smoke, setting
@@ -24,10 +24,17 @@ from trainjob_trainer.evaluation import evaluate_checkpoints
 from trainjob_trainer.keras.metrics import TrackedMetrics
 from trainjob_trainer.keras.pipelines import part_of
 from trainjob_trainer.parameter_server import serve
-from trainjob_trainer.reporting.progress import by_loss
+from trainjob_trainer.reporting.progress import announce, by_loss
 from trainjob_trainer.reporting.step_times import StepClock
 from trainjob_trainer.reporting.summaries import Summaries
-from trainjob_trainer.resume import Start, Verdict, agree, refuse_finished, restore
+from trainjob_trainer.resume import (
+    ARRIVAL_SECONDS,
+    ResumePlan,
+    choose_start,
+    plan_of_loop,
+    read_agreed,
+    refuse_finished,
+)
 from trainjob_trainer.session import PlainProcess, join
 
 # Variables of tracked objects.
@@ -85,7 +92,6 @@ def _optimizer_variables(name: str, optimizer: Any, models: Sequence[Any]) -> li
     return list(optimizer.variables)
 
 
-_ANY_NUMBER_OF_STEPS = 2**62
 _SECONDS_BETWEEN_REPORTS = 0.5
 
 
@@ -102,24 +108,23 @@ class Run:
         is_evaluator: whether this process scores checkpoints instead of training.
     """
 
-    def __init__(self, process: PlainProcess, strategy: Any, start: Start) -> None:
+    def __init__(self, process: PlainProcess, strategy: Any, start_step: int) -> None:
         self._process = process
         self._store = process.trainings.root
-        self._start = start
         self._groups: dict[str, list[Any]] = {}
         self._metrics = TrackedMetrics(strategy, ())
         self._tracked_metrics: list[Any] = []
         logs = process.environment.log_dir if process.task.is_writer else None
         self._summaries = Summaries(logs)
         self._reported_at = 0.0
-        self._done = start.step
+        self._done = start_step
         self.strategy = strategy
         self.role = process.task.type
         self.index = process.task.index
         self.num_workers = process.task.num_workers
         self.part = part_of(process.task)
         self.is_evaluator = process.task.is_evaluator
-        self.start_step = start.step
+        self.start_step = start_step
 
     def track(self, **objects: Any) -> None:
         """Set the objects that checkpoints contain, and restore them at once if there is a checkpoint.
@@ -139,11 +144,15 @@ class Run:
         self._groups.update(groups)
         self._tracked_metrics += metrics_in(list(objects.values()))
         self._metrics = TrackedMetrics(self.strategy, self._tracked_metrics)
-        if not self.is_evaluator:
+        if not self.is_evaluator and self.start_step:
             task = self._process.task
-            host = restore(self.strategy, task, self._store, self._start, groups)
-            if host:
-                self._metrics.keep_on_first(read({"": self._metrics.variables})[""], is_writer=task.is_writer)
+            patience = 0.0 if task.is_writer else ARRIVAL_SECONDS
+            checkpoint, host = read_agreed(self._store, self.start_step, patience)
+            assign(groups, host)
+            check_same_weights(self.strategy, task, groups)
+            self._metrics.keep_on_first(read({"": self._metrics.variables})[""], is_writer=task.is_writer)
+            if task.is_writer:
+                announce(f"resumed from step {checkpoint.step} ({checkpoint.path})")
 
     def steps(
         self, total: int, *, checkpoint_every: int | None = None, compare_weights: bool | None = None
@@ -169,14 +178,16 @@ class Run:
             total = min(total, 1)
         task, store = self._process.task, self._store
         environment = self._process.environment
-        reported = environment.reported_checkpoint
-        verdict = agree(self.strategy, task, store, total, environment.uid, reported, environment.spec)
-        refuse_finished(verdict, store, total, environment.how_to_start_over, self._process.progress)
-        if verdict.verdict is Verdict.ENDED:
+        plan = ResumePlan.TRAIN
+        if task.is_writer:  # the others may see another folder for a moment
+            plan = plan_of_loop(store, total, environment.uid, environment.spec)
+        chosen, every = broadcast(self.strategy, task, [plan, checkpoint_every or max(1, total // 10)])
+        plan, asked = ResumePlan(chosen), f"{total} steps are asked for: ask for more"
+        refuse_finished(plan, store, asked, environment.how_to_start_over, self._process.progress)
+        if plan is ResumePlan.SKIP:
             return
         if task.is_writer:
             store.clear_final()
-        (every,) = broadcast(self.strategy, task, [checkpoint_every or max(1, total // 10)])
         wanted = not has_gpus() if compare_weights is None else compare_weights
         wanted = setting("compare_weights", os.environ, wanted)
         weights = WeightsWatch(self.strategy, task, wanted=wanted)
@@ -200,7 +211,11 @@ class Run:
             self._metrics.reduce()
             if task.is_writer:
                 writer.save_last(self._done, 0, lambda: self._metrics.saved(self._groups, is_reduced=True))
-                writer.mark(FinalMarker(self._done, environment.uid))
+                marker = FinalMarker(self._done, environment.uid)
+                store.mark_ended(marker)
+                if environment.generation is None:  # nothing else sees the end of this process
+                    store.mark_final(marker)
+                announce(f"training {marker.words}; checkpoints in {store.directory}")
         self._summaries.flush()
         self._process.progress.update(state="finished", step=self._done)
         self._process.progress.flush()
@@ -265,8 +280,9 @@ def init(*, keep: int = 3, output: str | Path | None = None, resume: bool = True
     if task.is_server:
         serve(process)
     strategy = build_strategy(task, progress=process.progress)
-    if task.is_evaluator:
-        return Run(process, strategy, Start.nothing())
-    uid, reported = environment.uid, environment.reported_checkpoint
-    start = agree(strategy, task, process.trainings.root, _ANY_NUMBER_OF_STEPS, uid, reported)
-    return Run(process, strategy, start)
+    step, store = 0, process.trainings.root
+    if task.is_writer:
+        step = choose_start(store, environment.reported_checkpoint)
+    if not task.is_evaluator:
+        (step,) = broadcast(strategy, task, [step])
+    return Run(process, strategy, step)

@@ -21,7 +21,7 @@ from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import TrainerError, first_line, is_tensorflows
 from trainjob_trainer.keras.callbacks import AtBegin, AtEnd, listed, with_ours
-from trainjob_trainer.keras.fit_call import FitCall, ModelRecord, ResumePlan, SaveTimes, Seen
+from trainjob_trainer.keras.fit_call import FitCall, ModelRecord, SaveTimes, Seen
 from trainjob_trainer.keras.metrics import OverAll
 from trainjob_trainer.keras.model import create_random_state, tell_unsynchronized
 from trainjob_trainer.keras.not_finite import FiniteWatch, OnNan
@@ -31,7 +31,7 @@ from trainjob_trainer.keras.strategy import bring_in, is_one_of_several, meet, r
 from trainjob_trainer.keras.trainer import errors_explained
 from trainjob_trainer.keras.writers import isolate
 from trainjob_trainer.reporting.progress import announce, notice
-from trainjob_trainer.resume import end_if_finished
+from trainjob_trainer.resume import ResumePlan, end_if_finished
 from trainjob_trainer.session import PlainProcess, end_on_request
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from trainjob_trainer.identity import Identity
 from trainjob_trainer.keras.callback_state import TEST_METHODS, sees_batches
 from trainjob_trainer.keras.not_finite import FiniteWatch
 from trainjob_trainer.keras.pace import Looks, StepsPerExecution
+from trainjob_trainer.resume import ResumePlan
 
 if TYPE_CHECKING:
     from trainjob_trainer.checkpoint_manager import CheckpointWriter
@@ -137,8 +137,8 @@ class FitState:
         """Read the state in a checkpoint; raises CheckpointMismatch if it has none."""
         if GROUP not in groups:
             raise CheckpointMismatch(
-                "the checkpoint holds no state of fit(): a loop of the script's own, or an earlier version with "
-                "parameter servers, has written it; train in another output folder"
+                "the checkpoint holds no state of fit(): a loop of the script's own, or an earlier version "
+                "with parameter servers, has written it; train in another output folder"
             )
         facts = read_json(groups[GROUP])
         for past in facts["past"]:
@@ -151,21 +151,6 @@ def _plain(value: Any) -> Any:
     """Return a value of a `History` or callback for JSON; a metric may be an array: a score by class."""
     array = np.asarray(value)
     return str(value) if array.dtype.hasobject else array.tolist()
-
-
-class ResumePlan(IntEnum):
-    """What a call of `fit` has to do; a number that the writer tells the others."""
-
-    TRAIN = 0
-    RESUME = 1
-    SKIP = 2
-    """The call ended in an earlier attempt, and the script continued after it."""
-    FINISHED = 3
-    """The call ended, and so did another job's script: the output folder is finished."""
-    ANEW = 4
-    """What is saved belongs to another call: this one trains from the beginning."""
-    ALREADY_FINISHED = 5
-    """As `FINISHED`, by the same call in a job with the same spec: there is nothing to do."""
 
 
 def choose_plan(

@@ -11,14 +11,13 @@ import keras
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.distribution.collective import broadcast, check_same_weights, is_collective
-from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
+from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.identity import DATA, HELDOUT, Identity, digest, digest_of_arrays, find_site, key_of
 from trainjob_trainer.keras.callback_state import keep_files
 from trainjob_trainer.keras.fit_call import (
     KEPT_CALLS,
     FitCall,
     FitState,
-    ResumePlan,
     choose_plan,
 )
 from trainjob_trainer.keras.model import further_groups, tell_unsaved, variable_groups
@@ -27,10 +26,12 @@ from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import (
     ARRIVAL_SECONDS,
     IN_A_CALLBACK,
-    end_already_finished,
-    go_on_with_settings,
+    ResumePlan,
+    describe_differences,
     read_agreed,
+    refuse_finished,
     set_aside_damaged,
+    settings_in_force,
     settings_of,
 )
 from trainjob_trainer.session import PlainProcess, is_seeded_by_user
@@ -65,16 +66,9 @@ def restore(
         return  # it trains alone, and what is saved is another process's
     number, step, chosen, before = broadcast(strategy, process.task, [number, step, plan, before])
     plan = ResumePlan(chosen)
-    if plan is ResumePlan.ALREADY_FINISHED:
-        over = process.environment.how_to_start_over
-        end_already_finished(process.trainings.root, step, over, process.progress)
-    if plan is ResumePlan.FINISHED:
-        final, environment = process.trainings.root.final(), process.environment
-        raise OutputFinished(
-            f"{environment.output_dir} holds a training that {final.words if final else 'has finished'}, and "
-            f"this fit asks for {call.epochs} epochs: ask for more epochs of the same fit to go on, or "
-            f"{environment.how_to_start_over}"
-        )
+    asked = f"this fit asks for {call.epochs} epochs: ask for more epochs of the same fit"
+    over = process.environment.how_to_start_over
+    refuse_finished(plan, process.trainings.root, asked, over, process.progress)
     call.plan, process.step = plan, max(process.step, before)
     call.times.step = process.step
     if not record.number:
@@ -107,10 +101,10 @@ def restore(
             call.midway = state.epochs_done, state.batches_done
         else:
             call.taken = 0  # that epoch starts over
-        remedy = f"{IN_A_CALLBACK}, or {process.environment.how_to_start_over}"
-        call.settings = go_on_with_settings(
-            state.settings, call.settings, remedy, is_writer=process.is_writer
-        )
+        remedy = f"{IN_A_CALLBACK}, or {over}"
+        for line in describe_differences(then, now, remedy) if process.is_writer else ():
+            notice(line)
+        call.settings = settings_in_force(then, now)
 
 
 def _identify(call: FitCall, model: Any, arguments: Mapping[str, Any]) -> Identity:
