@@ -116,7 +116,7 @@ def _paint(pod: str) -> Callable[[Mapping[str, Any]], bytes]:
         replicas = (failure["replica"], "worker-0", "worker-7")
         failure |= {"replica": replicas[number % len(replicas)], "charged": False, "exitCode": 1}
         report = _report(pod, number, failure=failure, restarts={"attempt": number, "uncharged": number})
-        figures = {"state": PAINT, "step": number, "totalSteps": 1, "stoppedEarly": PAINT}
+        figures = {"state": PAINT, "step": number, "totalSteps": 1, "waitingForStorage": PAINT}
         figures |= {
             "metrics": {PAINT: 1.0, "\u202eloss": 0.5},
             "evaluation": {"step": 1, "metrics": {PAINT: 1.0}},

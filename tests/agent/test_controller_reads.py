@@ -36,7 +36,7 @@ PROGRESS = Report(
     resumed_from=100,
     evaluated_batches=3,
     evaluation={"step": 200, "metrics": {"loss": 0.25}, "final": True},
-    stopped_early="val_loss has not improved for 2 epochs",
+    waiting_for_storage="cannot read /output",
     error={"reason": "Crashed", "message": "ValueError: boom\nin train.py"},
     notices=tuple(f"{n} {'ö' * 298}" for n in range(MOST_NOTICES)),
 )
@@ -125,7 +125,7 @@ def test_a_report_fits_with_the_largest_progress_reports(workers: int) -> None:
         simulation.group.handle(Join(index, f"worker-{index}", 1, pod, "10.0.0.1:2222"), 0.0)
     simulation.group.handle(Join(0, "worker-0", 1, "w-0", "10.0.0.1:2222"), 0.0)
     for member in simulation.group.meeting.roster:
-        member.report = readable_report({"state": "failed", "stoppedEarly": 3000 * "é"})
+        member.report = readable_report({"state": "failed", "waitingForStorage": 3000 * "é"})
     simulation.group.failure = replace(FAILURE, message=500 * "\U0001f600", log_tail=2048 * "\U0001f600")
     report = build_fitting_report(simulation.group, 0.0)
     assert len(report["members"]) == workers

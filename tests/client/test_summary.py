@@ -64,8 +64,8 @@ def test_notices_are_at_the_end() -> None:
     assert "same command" in again
 
 
-def test_success_that_came_early() -> None:
-    why = "training stopped early at step 120 of 440: val_loss has not improved for 3 checkpoints"
+def test_success_with_a_reason() -> None:
+    why = "training had finished before the job was restored from a backup"
     text = _complete(build_replica(state="finished", step=120), message=why)
     assert text == f"digits is complete after 1m5s: {why}\n  steps         120\n{OUTPUT}"
 

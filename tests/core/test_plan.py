@@ -52,15 +52,14 @@ async def test_a_job_from_start_to_end() -> None:
     ]
 
 
-async def test_a_job_that_stopped_early_is_complete_and_says_why() -> None:
+async def test_a_job_that_ended_before_all_its_steps_is_complete_and_has_no_time_left() -> None:
     world = await World(build_plain_job(evaluator=False)).started()
-    why = "val_loss has not improved for 3 checkpoints; best 0.12 at step 60"
-    report = {"state": "finished", "step": 120, "totalSteps": 400, "stoppedEarly": why}
+    report = {"state": "finished", "step": 120, "totalSteps": 400, "stoppedEarly": "an old agent's"}
     world.cluster.report(world.pod("worker"), report)
     world.each(lambda pod: world.cluster.end_pod(pod, 0))
     await world.settle()
     assert world.status.state == "Complete"
-    assert world.status.message == f"training stopped early at step 120 of 400: {why}"
+    assert world.status.message == "training has finished"
     assert world.status.progress is not None
     assert world.status.progress.eta is None
 

@@ -74,7 +74,8 @@ def test_a_whole_report() -> None:
             "checkpointStep": 200,
             "resumedFrom": 100,
             "evaluation": {"step": 200, "metrics": {"loss": 0.3}, "final": True},
-            "stoppedEarly": "loss has not improved\nfor 2 epochs",
+            "waitingForStorage": "cannot read\n/output",
+            "stoppedEarly": "an agent of an earlier version says so",
             "time": 1.5,
         }
     )
@@ -93,7 +94,7 @@ def test_a_whole_report() -> None:
         "checkpoint_step": 200,
         "resumed_from": 100,
         "evaluation": {"step": 200, "metrics": {"loss": 0.3}, "final": True},
-        "stopped_early": "loss has not improved for 2 epochs",
+        "waiting_for_storage": "cannot read /output",
         "time": 1.5,
     }
 

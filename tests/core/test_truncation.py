@@ -63,7 +63,7 @@ progress = some_of(
     checkpointStep=numbers,
     metrics=metrics,
     evaluation=some_of(step=numbers, metrics=metrics),
-    stoppedEarly=texts,
+    waitingForStorage=texts,
 )
 restarts = some_of(
     attempt=numbers,

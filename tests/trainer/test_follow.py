@@ -90,18 +90,6 @@ def test_an_earlier_trainings_end_is_not_this_ones(tmp_path: Path) -> None:
     assert [(checkpoint.step, final) for checkpoint, final in by_job] == [(1, True)]
 
 
-def test_a_job_that_finds_its_spec_finished_scores_the_end_of_the_earlier_one(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    store.save(1, 0, GROUPS, "old")
-    store.mark_ended(FinalMarker(1, "old"))  # which stays; the agent writes the other one anew
-    script = iter([lambda: None, lambda: store.mark_final(FinalMarker(1, "new"))])
-    markers = [store.ended, store.final]
-
-    seen = follow(store, 1.0, markers=markers, job_uid="new", sleep=lambda _: next(script)())
-
-    assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, True)]
-
-
 def test_an_earlier_trainings_end_is_scored_once_training_goes_on_from_it(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(1, 0, GROUPS, "old")
@@ -113,19 +101,19 @@ def test_an_earlier_trainings_end_is_scored_once_training_goes_on_from_it(tmp_pa
     assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (2, True)]
 
 
-def test_the_best_of_one_that_stopped_early_is_the_final_one(tmp_path: Path) -> None:
+def test_the_step_that_a_marker_names_is_the_final_one(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
-    end = lambda: store.mark_final(FinalMarker(1, "", 2, 9, "no better"))  # noqa: E731
+    end = lambda: store.mark_final(FinalMarker(1, "", 2, 9))  # noqa: E731
 
     seen = following(store, save(store, 1, 2), end)
 
     assert [(checkpoint.step, final) for checkpoint, final in seen] == [(2, False), (1, True)]
 
 
-def test_what_lies_between_an_earlier_trainings_best_and_its_end_is_no_news(tmp_path: Path) -> None:
+def test_what_lies_between_an_earlier_trainings_result_and_its_end_is_no_news(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 1, 2)()
-    store.mark_final(FinalMarker(1, "old", 2, 9, "no better"))
+    store.mark_final(FinalMarker(1, "old", 2, 9))
     ended = lambda: (store.save(3, 0, GROUPS, "new"), store.mark_final(FinalMarker(3, "new")))  # noqa: E731
 
     seen = following(store, lambda: None, ended, job_uid="new")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +55,13 @@ def follow(
     store: CheckpointStore,
     poll_seconds: float,
     *,
-    markers: Sequence[Callable[[], FinalMarker | None]] = (),
+    final: Callable[[], FinalMarker | None] | None = None,
     job_uid: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[Checkpoint, bool]]:
     """Yield (checkpoint, is_final) until the final one; the newest if several have appeared.
 
-    `markers` return what says that there will be no further one, by default `store.final`; if it names none
+    `final` returns what says that there will be no further one, by default `store.final`; if it names none
     of this store, the newest is final. Without any checkpoint nothing is yielded then.
 
     A checkpoint that was yielded before it became the final one is yielded again as final. The end of
@@ -70,38 +70,20 @@ def follow(
     """
     seen: Checkpoint | None = None
     while True:
-        is_over, newest = _look(store, markers or [store.final], seen, job_uid)
-        if is_over:
-            if newest is not None:
-                yield newest, True
-            return
-        if newest is not None:
+        newest = None
+        with contextlib.suppress(CheckpointUnreadable):  # its writer may repair it, or be about to remove it
+            marker = (final or store.final)()
+            if marker is not None and job_uid in (None, marker.job_uid):
+                last = store.checked(marker.step) if marker.step in store.steps() else store.latest()
+                if last is not None:
+                    yield last, True
+                return
+            newest = _newest_unseen(store, marker, seen)
+        if newest is None:
+            sleep(poll_seconds)
+        else:
             seen = newest
-            yield newest, False
-            continue  # evaluation took time: look again at once
-        sleep(poll_seconds)
-
-
-def _look(
-    store: CheckpointStore,
-    markers: Sequence[Callable[[], FinalMarker | None]],
-    seen: Checkpoint | None,
-    job_uid: str | None,
-) -> tuple[bool, Checkpoint | None]:
-    """Return whether training is over, with its final checkpoint; else the newest unseen one."""
-    try:
-        found = [each for each in (marker() for marker in markers) if each is not None]
-    except CheckpointUnreadable:
-        return False, None  # its writer may repair it
-    marker = next((each for each in found if job_uid is None or each.job_uid == job_uid), None)
-    if marker is None:
-        return False, _newest_unseen(store, found[0] if found else None, seen)
-    if marker.step not in store.steps():
-        return True, store.latest()
-    try:
-        return True, store.checked(marker.step)
-    except CheckpointUnreadable:
-        return False, None  # training may continue and be about to remove the marker
+            yield newest, False  # evaluation takes time: then it looks again at once
 
 
 def _newest_unseen(
@@ -151,72 +133,23 @@ Score = Callable[[Checkpoint], Mapping[str, float]]
 """Loads a checkpoint and returns its metrics. Raises CheckpointUnreadable if it is gone."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """A checkpoint's result: metrics by name, over all held-out examples; `final` for the final one."""
+def evaluate_checkpoints(process: PlainProcess, store: CheckpointStore, score: Score) -> None:
+    """Evaluate a store's checkpoints until the job's final one has been scored.
 
-    step: int
-    metrics: Mapping[str, float]
-    final: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the form of the results file and of progress reports."""
-        return {"step": self.step, "metrics": as_json(self.metrics), "final": self.final}
-
-
-class ResultsFile:
-    """Results below one folder: TensorBoard scalars, and `evaluations.jsonl` (a step's last line counts)."""
-
-    def __init__(self, folder: Path, log_dir: Path, now: Callable[[], float] = time.time) -> None:
-        self._path = folder / EVALUATIONS
-        self._summaries = Summaries(log_dir)
-        self._now = now
-        self._patience = Patience()
-        self._is_made = False
-
-    def make_folder(self) -> None:
-        """Make the folder only once: it must not be made again below an unmounted volume. Raises as `add`."""
-        if not self._is_made:
-            self._patience.write(lambda: self._path.parent.mkdir(parents=True, exist_ok=True), self._path)
-            self._is_made = True
-
-    def add(self, evaluation: Evaluation) -> None:
-        """Append a result; wait while the storage is full or away, and raise OutputUnwritable otherwise."""
-        self.make_folder()
-        text = json.dumps({**evaluation.to_json(), "time": self._now()}) + "\n"
-
-        def append() -> None:
-            nonlocal text
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(text)
-                text = "\n" + text.lstrip()  # what fails may leave a part of the line
-                file.flush()
-                os.fsync(file.fileno())
-
-        self._patience.write(append, self._path)
-        self._patience.was_writable = True
-        self._summaries.write(evaluation.step, evaluation.metrics)
-        self._summaries.flush()
-
-
-def evaluate_checkpoints(
-    process: PlainProcess,
-    store: CheckpointStore,
-    score: Score,
-    *,
-    markers: Sequence[Callable[[], FinalMarker | None]] = (),
-) -> None:
-    """Evaluate a store's checkpoints until the final one has been scored; `markers` as in `follow`.
-
-    SIGTERM ends the process at once, from a separate thread.
+    Results are TensorBoard scalars, progress reports, and lines of `evaluations.jsonl`, of which a step's
+    last one counts. While the storage is full or away it waits; SIGTERM ends the process at once, from a
+    separate thread. Raises OutputUnwritable.
     """
-    environment, progress = process.environment, process.progress
-    results = ResultsFile(environment.output_dir, environment.log_dir)
-    results.make_folder()
+    environment, progress, patience = process.environment, process.progress, Patience()
+    path, summaries = environment.output_dir / EVALUATIONS, Summaries(environment.log_dir)
+    # Only once: it must not be made again below an unmounted volume.
+    patience.write(lambda: path.parent.mkdir(parents=True, exist_ok=True), path)
     progress.update(state="waiting")
     scored: tuple[Checkpoint, Mapping[str, float]] | None = None
-    for checkpoint, is_final in follow(store, POLL_SECONDS, markers=markers, job_uid=environment.uid or None):
-        progress.update(state="evaluating", step=checkpoint.step, evaluated_batches=None)
+    final, uid = process.trainings.root.final, environment.uid or None
+    for checkpoint, is_final in follow(store, POLL_SECONDS, final=final, job_uid=uid):
+        step = checkpoint.step
+        progress.update(state="evaluating", step=step, evaluated_batches=None)
         if scored is None or scored[0] != checkpoint:
             try:
                 scored = checkpoint, score(checkpoint)
@@ -224,16 +157,25 @@ def evaluate_checkpoints(
                 if is_final:
                     raise
                 continue  # removed meanwhile, as the oldest
-        evaluation = Evaluation(checkpoint.step, scored[1], is_final)
-        results.add(evaluation)
-        progress.update(
-            step=evaluation.step,
-            checkpoint_step=evaluation.step,
-            evaluated_batches=None,
-            evaluation=evaluation.to_json(),
-        )
-        shown = ", ".join(f"{name} {float(value):.4f}" for name, value in evaluation.metrics.items())
-        announce(f"evaluated step {evaluation.step}{' (final)' if is_final else ''}: {shown}")
+        metrics = scored[1]
+        evaluation = {"step": step, "metrics": as_json(metrics), "final": is_final}
+        lines = [json.dumps({**evaluation, "time": time.time()}) + "\n"]
+        patience.write(functools.partial(_append, path, lines), path)
+        patience.was_writable = True
+        summaries.write(step, metrics)
+        summaries.flush()
+        progress.update(step=step, checkpoint_step=step, evaluated_batches=None, evaluation=evaluation)
+        shown = ", ".join(f"{name} {float(value):.4f}" for name, value in metrics.items())
+        announce(f"evaluated step {step}{' (final)' if is_final else ''}: {shown}")
         progress.update(state="waiting")
     progress.update(state="finished")
     progress.flush()
+
+
+def _append(path: Path, lines: list[str]) -> None:
+    """Append the first of the lines; what fails may leave a part of it, so the next try begins a new one."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(lines[0])
+        lines[0] = "\n" + lines[0].lstrip()
+        file.flush()
+        os.fsync(file.fileno())

@@ -34,7 +34,7 @@ from trainjob.core.pods import PodState
 from trainjob.core.stragglers import straggler_fields
 from trainjob.core.wording import short_duration
 from trainjob_trainer.contract.replicas import EVALUATOR
-from trainjob_trainer.contract.reports import Report
+from trainjob_trainer.contract.reports import FINISHED, Report
 
 WAITING_FOR_STORAGE = "Waiting for storage"
 """The state while files can't be read or written, or after a failure for that reason."""
@@ -304,7 +304,7 @@ def _eta(report: Report, status: TrainJobStatus, now: datetime) -> str | None:
     before, running = status.progress, find_condition(status, RUNNING)
     if report.step is None or report.total_steps is None:
         return None
-    if report.stopped_early or report.step >= report.total_steps:
+    if report.state == FINISHED or report.step >= report.total_steps:
         return None
     if before is None or before.step is None or before.time is None:
         return None

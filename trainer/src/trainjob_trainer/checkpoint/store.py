@@ -54,7 +54,6 @@ class FinalMarker:
         job_uid: the job that trained.
         ended_at: steps done in all; 0 stands for `step`.
         total_steps: steps asked for; 0 stands for `ended_at`. Asking for no more trains nothing.
-        stopped_early: why it ended before `total_steps`; empty if it did not.
         spec: digest of the job's spec; empty if it is unknown.
     """
 
@@ -62,7 +61,6 @@ class FinalMarker:
     job_uid: str
     ended_at: int = 0
     total_steps: int = 0
-    stopped_early: str = ""
     spec: str = ""
 
     def __post_init__(self) -> None:
@@ -71,10 +69,8 @@ class FinalMarker:
 
     @property
     def words(self) -> str:
-        """`finished at step 400`, or `stopped early at step 120 of 400: val_loss has not improved ...`."""
-        if not self.stopped_early:
-            return f"finished at step {self.ended_at}"
-        return f"stopped early at step {self.ended_at} of {self.total_steps}: {self.stopped_early}"
+        """`finished at step 400`."""
+        return f"finished at step {self.ended_at}"
 
     def to_json(self, now: float) -> dict[str, Any]:
         """Return the file's content; `now` is in seconds since 1970."""
@@ -82,7 +78,6 @@ class FinalMarker:
             "step": self.step,
             "endedAt": self.ended_at,
             "totalSteps": self.total_steps,
-            **({"stoppedEarly": self.stopped_early} if self.stopped_early else {}),
             "jobUid": self.job_uid,
             "time": now,
         }
@@ -96,7 +91,6 @@ class FinalMarker:
                 str(facts["jobUid"]),
                 int(facts.get("endedAt", 0)),
                 int(facts.get("totalSteps", 0)),
-                str(facts.get("stoppedEarly", "")),
                 str(facts.get("spec", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:

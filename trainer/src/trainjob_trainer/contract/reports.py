@@ -44,7 +44,6 @@ class Report:
         evaluated_batches: batches done in the current evaluation.
         reread_batches: batches trained before a restart that have been read again.
         evaluation: `step`, `metrics` and `final` of the evaluator's last result, as JSON has them.
-        stopped_early: why training ended before `total_steps`, if it did.
         already_finished: whether an earlier job with the same spec had finished in the output.
         waiting_for_storage: why files can't be read or written now, while this process waits for that.
         error: `reason` and `message`, one sentence for a person.
@@ -72,7 +71,6 @@ class Report:
     evaluated_batches: int | None = None
     reread_batches: int | None = None
     evaluation: Mapping[str, Any] | None = None
-    stopped_early: str | None = None
     already_finished: bool | None = None
     waiting_for_storage: str | None = None
     error: Mapping[str, str] | None = None

@@ -44,7 +44,7 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
         store.load(checkpoint, variable_groups(model, with_optimizer=False))
         return scalars(model.evaluate(**told, verbose=0, return_dict=True))
 
-    evaluate_checkpoints(process, store, score, markers=[trainings.root.final])
+    evaluate_checkpoints(process, store, score)
     end_evaluator(process)
 
 

@@ -206,10 +206,7 @@ def _training_done(observed: Observed) -> str:
         )
     if not _has_reported(observed):
         return f"training has finished, but {NO_STEPS}"
-    if report is None or not report.stopped_early:
-        return "training has finished"
-    of = f" of {report.total_steps}" if report.total_steps else ""
-    return f"training stopped early at step {report.step}{of}: {report.stopped_early}"
+    return "training has finished"
 
 
 def _has_reported(observed: Observed) -> bool:
