@@ -142,7 +142,7 @@ def test_a_run_that_is_cut_off_ends_as_one_that_is_not(
 
     with pytest.raises(Killed):
         train(tmp_path / "cut", data, build, killed_at=9, shuffle=shuffle)
-    writers[-1].wait()
+    writers[-1].settle()
     with pytest.raises(Preempted, match="saved step"):
         train(tmp_path / "cut", data, build, stopped_at=17, shuffle=shuffle)
     resumed = train(tmp_path / "cut", data, build, shuffle=shuffle)

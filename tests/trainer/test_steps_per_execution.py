@@ -11,7 +11,6 @@ from trainjob_trainer.keras.pace import (
     TIMED_STEPS,
     Looks,
     StepsPerExecution,
-    next_stop,
     steps_a_call,
 )
 
@@ -77,23 +76,6 @@ def test_a_short_rest_is_taken_along() -> None:
     run(executions, [1.0, 0.025])
     assert executions.wanted == 20
     assert [executions.next_call(left) for left in (100, 31, 30, 20, 1)] == [20, 20, 30, 20, 1]
-
-
-@pytest.mark.parametrize(
-    ("step", "total", "periods", "stop"),
-    [
-        (0, 100, (None, 30), 30),
-        (30, 100, (None, 30), 60),
-        (90, 100, (None, 30), 100),
-        (0, 100, (20, 30), 20),
-        (20, 100, (20, 30), 30),
-        (35, 36, (20, 30), 36),
-    ],
-)
-def test_where_something_else_is_to_be_done(
-    step: int, total: int, periods: tuple[int | None, ...], stop: int
-) -> None:
-    assert next_stop(step, total, periods) == stop
 
 
 @given(left=st.integers(1, 3000), seconds=st.floats(1e-5, 2.0))

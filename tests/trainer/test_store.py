@@ -19,6 +19,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.trainer import alone
 from support.trainer.disk import STALE, FaultyFiles, StillWaiting, impatient, system_error
 from trainjob_trainer import CheckpointMismatch, CheckpointUnreadable, OutputTaken, OutputUnwritable
 from trainjob_trainer.atomic_file import write_atomically
@@ -26,7 +27,7 @@ from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker, dropped_steps
-from trainjob_trainer.checkpoint_manager import BackgroundWriter
+from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.environment import Generation
 from trainjob_trainer.errors import StorageUnavailable
 
@@ -645,40 +646,39 @@ def test_variables_are_found_by_name_in_another_order(tmp_path: Path) -> None:
     assert (float(a), float(b)) == (1.0, 2.0)
 
 
-def submit(writer: BackgroundWriter, store: CheckpointStore, step: int) -> None:
-    writer.submit(lambda: groups(step), lambda one: store.save(step, 0, one, "uid"))
+def submit(writer: CheckpointWriter, step: int) -> None:
+    writer.between_steps(step, 0, True, lambda: groups(step), is_stopping=False)
 
 
-def test_the_background_writer_writes_and_surfaces_failures(tmp_path: Path) -> None:
-    seen: list[int] = []
-    store = CheckpointStore(tmp_path)
-    writer = BackgroundWriter(store, lambda checkpoint: seen.append(checkpoint.step))
+def test_checkpoints_are_written_in_the_background_and_failures_surface(tmp_path: Path) -> None:
+    me, store = alone.process(tmp_path), CheckpointStore(tmp_path)
+    writer = CheckpointWriter(me, store)
     for step in (1, 2):
-        submit(writer, store, step)
-    writer.wait()
-    assert seen == [1, 2]
+        submit(writer, step)
+    writer.settle()
+    assert (store.steps(), me.progress.last.checkpoint_step) == ([1, 2], 2)
 
     store = CheckpointStore(tmp_path, files=FailingFiles(system_error(1)))
-    failing = BackgroundWriter(store, lambda _: None)
-    submit(failing, store, 3)
+    failing = CheckpointWriter(me, store)
+    submit(failing, 3)
     with pytest.raises(OutputUnwritable):
-        failing.wait()
+        failing.settle()
 
 
 def test_of_the_checkpoints_that_come_while_one_waits_the_newest_is_written_next(tmp_path: Path) -> None:
-    files, seen, has_failed = FailingFiles(system_error(errno.EIO)), [], threading.Event()
+    files, has_failed = FailingFiles(system_error(errno.EIO)), threading.Event()
 
     def sleep(_: float) -> None:
         has_failed.set()
         time.sleep(0.001)
 
     store = CheckpointStore(tmp_path, files=files, sleep=sleep)
-    writer = BackgroundWriter(store, seen.append)
+    writer = CheckpointWriter(alone.process(tmp_path), store)
     for step in (1, 2, 3):  # training goes on: this would hang otherwise
-        submit(writer, store, step)
+        submit(writer, step)
     assert has_failed.is_set()
     assert writer.is_late
     files.error = None
-    writer.wait()
+    writer.settle()
 
-    assert [checkpoint.step for checkpoint in seen] == [1, 3]
+    assert store.steps() == [1, 3]

@@ -171,7 +171,7 @@ def test_what_early_stopping_remembers_survives_a_restart(
     writers, killed = record_writers(monkeypatch), callbacks()
     with pytest.raises(Killed):
         trained(tmp_path / "cut", 9, *killed, killed_at=9, **settings)
-    writers[-1].wait()
+    writers[-1].settle()
     killed[1].csv_file.close()
     result = trained(tmp_path / "cut", 9, *callbacks(), **settings)
 
@@ -192,7 +192,7 @@ def test_a_rate_is_changed_once_an_epoch_also_where_a_restart_is_within_one(
     writers = record_writers(monkeypatch)
     with pytest.raises(Killed):
         trained(tmp_path, 3, halving(), checkpoint_every=3, killed_at=7)
-    writers[-1].wait()
+    writers[-1].settle()
     result = trained(tmp_path, 3, halving(), checkpoint_every=3)
     same_weights(result.model, fitted(3, halving()))
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer import Environment, Task, checkpoint_manager
-from trainjob_trainer.checkpoint_manager import BackgroundWriter
+from trainjob_trainer import Environment, Task
+from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.library import Result, _run
 from trainjob_trainer.patches import prepare
@@ -64,15 +64,16 @@ def process(
     )
 
 
-def record_writers(monkeypatch: pytest.MonkeyPatch) -> list[BackgroundWriter]:
+def record_writers(monkeypatch: pytest.MonkeyPatch) -> list[CheckpointWriter]:
     """All that are made: what plays a killed process leaves a thread behind, which may still write."""
-    made: list[BackgroundWriter] = []
+    made: list[CheckpointWriter] = []
+    original = CheckpointWriter.__init__
 
-    def build(*arguments: Any) -> BackgroundWriter:
-        made.append(BackgroundWriter(*arguments))
-        return made[-1]
+    def build(self: CheckpointWriter, *arguments: Any) -> None:
+        original(self, *arguments)
+        made.append(self)
 
-    monkeypatch.setattr(checkpoint_manager, "BackgroundWriter", build)
+    monkeypatch.setattr(CheckpointWriter, "__init__", build)
     return made
 
 

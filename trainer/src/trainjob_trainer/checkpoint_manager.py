@@ -20,97 +20,9 @@ from trainjob_trainer.reporting.progress import report_storage
 if TYPE_CHECKING:
     from trainjob_trainer.session import PlainProcess
 
-# Writes in the background: the host copy is fast, the disk is not.
-
-
 LATE_SECONDS = 30.0
 """How long training waits for a write before the next one: after that, its storage is away, or too slow."""
 _SECONDS_BETWEEN_LOOKS = 0.1
-
-
-class BackgroundWriter:
-    """Writes one checkpoint after the other; the next call of a method raises the failure of a write.
-
-    A write is late while the store waits for its storage, or if it takes long. Of the checkpoints that are
-    submitted meanwhile only the newest is kept, and written next. The end of the process ends a write.
-    """
-
-    def __init__(self, store: CheckpointStore, written: Callable[[Checkpoint], None]) -> None:
-        """Write into `store`; the writing thread calls `written` after each write."""
-        self._store = store
-        self._written = written
-        self._lock = threading.Lock()
-        self._next: Callable[[], Checkpoint] | None = None
-        self._failure: Exception | None = None
-        self._began = 0.0
-        self._is_reported = False
-        self._is_idle = threading.Event()
-        self._is_idle.set()
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether a write is in progress."""
-        return not self._is_idle.is_set()
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the write in progress is late."""
-        takes_long = time.monotonic() - self._began >= LATE_SECONDS
-        return self.is_writing and (self._store.patience.is_waiting or takes_long)
-
-    def submit(self, snapshot: Callable[[], HostGroups], save: Callable[[HostGroups], Checkpoint]) -> None:
-        """Have `save` write a snapshot once the previous write has ended, or is late."""
-        self.wait(until_late=True)
-        self._next = None  # no more than two copies at a time
-        groups = snapshot()
-        with self._lock:
-            self._next = lambda: save(groups)
-            if not self.is_writing:
-                self._began = time.monotonic()
-                self._is_idle.clear()
-                threading.Thread(target=self._write, name="trainjob-checkpoint", daemon=True).start()
-
-    def check(self) -> None:
-        """Raise the failure of a write, without waiting for one in progress."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def wait(self, *, until_late: bool = False) -> None:
-        """Wait until nothing is left to write, or the write in progress is late; raise a write's failure."""
-        while self.is_writing:
-            if self._store.patience.is_waiting:
-                self._began = time.monotonic()  # it begins again then
-            elif self.is_late and not self._is_reported:
-                self._is_reported = True
-                takes = f"a checkpoint in {self._store.directory} takes over {LATE_SECONDS:.0f} s"
-                report_storage(takes, is_away=False)
-            if self.is_late and until_late:
-                break
-            self._is_idle.wait(_SECONDS_BETWEEN_LOOKS)
-        self.check()
-
-    def _write(self) -> None:
-        while True:
-            with self._lock:
-                save, self._next = self._next, None
-                self._began = time.monotonic()
-                if save is None or self._failure is not None:
-                    self._is_idle.set()
-                    return
-            try:
-                self._written(save())
-            except Exception as error:  # noqa: BLE001 - the main thread raises it
-                self._failure = error
-            del save  # with its copy of the variables
-            if self._is_reported:
-                self._is_reported = False
-                report_storage(None)
-
-
-# The writer's saves: at checkpoints, at the end, and when it is asked to stop.
-
-
 WRITER_PATIENCE = 4.5
 """Seconds from SIGTERM for the writer to reach a step boundary and save; Ctrl-C waits longer."""
 PEER_PATIENCE = 3.5
@@ -123,19 +35,29 @@ SECONDS_BETWEEN_CHECKS = 10.0
 
 
 class CheckpointWriter:
-    """Writes checkpoints of one training; on replicas other than the writer it does almost nothing."""
+    """Writes checkpoints of one training; on replicas other than the writer it does almost nothing.
+
+    They are written one after the other in a thread, since the host copy is fast and the disk is not; the
+    next call of a method raises the failure of a write. A write is late while the store waits for its
+    storage, or if it takes long. Of the checkpoints that come meanwhile only the newest is kept, and written
+    next. The end of the process ends a write.
+    """
 
     def __init__(self, process: PlainProcess, store: CheckpointStore) -> None:
         self._process = process
         self._checked_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._next: Callable[[], Checkpoint] | None = None
+        self._failure: Exception | None = None
+        self._began = 0.0
+        self._is_reported = False
+        self._is_idle = threading.Event()
+        self._is_idle.set()
         self.write_into(store)
 
     def write_into(self, store: CheckpointStore) -> None:
         """Write the next checkpoints into another store; none is being written."""
         self._store = store
-        self._writer = BackgroundWriter(
-            store, lambda checkpoint: self._process.progress.update(checkpoint_step=checkpoint.step)
-        )
         self._saved: int | None = None
 
     @contextmanager
@@ -192,31 +114,6 @@ class CheckpointWriter:
             self.settle()
             raise Preempted(f"{self._process.task.replica} was asked to stop; saved step {step}")
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._writer.is_writing
-
-    def settle(self, *, until_late: bool = False) -> None:
-        """Wait until no checkpoint is being written, or it is late, and raise the failure of a write."""
-        progress = self._process.progress
-        before = progress.last.state
-        if self._writer.is_writing:
-            progress.update(state="saving")
-        self._writer.wait(until_late=until_late)
-        progress.update(state=before)
-
-    def watch(self) -> None:
-        """Check whether training may continue, without saving anything.
-
-        Raises an earlier write's failure, and Fenced or OutputTaken if another process writes the output now.
-        """
-        self._writer.check()
-        now = time.monotonic()
-        if now - self._checked_at >= SECONDS_BETWEEN_CHECKS:
-            self._checked_at = now
-            self._store.check_claim()
-
     def save_last(
         self,
         step: int,
@@ -237,12 +134,82 @@ class CheckpointWriter:
         self._submit(step, epoch, snapshot, spared)
         self.settle()
 
+    def watch(self) -> None:
+        """Check whether training may continue, without saving anything.
+
+        Raises an earlier write's failure, and Fenced or OutputTaken if another process writes the output now.
+        """
+        self._raise_failure()
+        now = time.monotonic()
+        if now - self._checked_at >= SECONDS_BETWEEN_CHECKS:
+            self._checked_at = now
+            self._store.check_claim()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return not self._is_idle.is_set()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the write in progress is late."""
+        takes_long = time.monotonic() - self._began >= LATE_SECONDS
+        return self.is_writing and (self._store.patience.is_waiting or takes_long)
+
+    def settle(self, *, until_late: bool = False) -> None:
+        """Wait until no checkpoint is being written, or it is late, and raise the failure of a write."""
+        progress = self._process.progress
+        before = progress.last.state
+        if self.is_writing:
+            progress.update(state="saving")
+        while self.is_writing:
+            if self._store.patience.is_waiting:
+                self._began = time.monotonic()  # it begins again then
+            elif self.is_late and not self._is_reported:
+                self._is_reported = True
+                takes = f"a checkpoint in {self._store.directory} takes over {LATE_SECONDS:.0f} s"
+                report_storage(takes, is_away=False)
+            if self.is_late and until_late:
+                break
+            self._is_idle.wait(_SECONDS_BETWEEN_LOOKS)
+        self._raise_failure()
+        progress.update(state=before)
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
     def _submit(
         self, step: int, epoch: int, snapshot: Callable[[], HostGroups], spared: Collection[int]
     ) -> None:
+        """Have a snapshot written once the previous write has ended, or is late."""
         if self._saved == step:
             return
         self.settle(until_late=True)
-        store, uid = self._store, self._process.environment.uid
-        self._writer.submit(snapshot, lambda groups: store.save(step, epoch, groups, uid, spared))
+        self._next = None  # no more than two copies at a time
+        store, uid, groups = self._store, self._process.environment.uid, snapshot()
+        with self._lock:
+            self._next = lambda: store.save(step, epoch, groups, uid, spared)
+            if not self.is_writing:
+                self._began = time.monotonic()
+                self._is_idle.clear()
+                threading.Thread(target=self._write, name="trainjob-checkpoint", daemon=True).start()
         self._saved = step
+
+    def _write(self) -> None:
+        while True:
+            with self._lock:
+                save, self._next = self._next, None
+                self._began = time.monotonic()
+                if save is None or self._failure is not None:
+                    self._is_idle.set()
+                    return
+            try:
+                self._process.progress.update(checkpoint_step=save().step)
+            except Exception as error:  # noqa: BLE001 - the main thread raises it
+                self._failure = error
+            del save  # with its copy of the variables
+            if self._is_reported:
+                self._is_reported = False
+                report_storage(None)

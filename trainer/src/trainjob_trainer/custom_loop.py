@@ -55,21 +55,13 @@ def collect_variables(objects: Mapping[str, Any]) -> dict[str, list[Any]]:
     return groups
 
 
-def metrics_in(item: Any) -> list[Any]:
-    """Return the metrics of a tracked object: itself, or those of a list."""
-    if isinstance(item, (list, tuple)):
-        return [metric for part in item for metric in metrics_in(part)]
-    return [item] if isinstance(item, keras.Metric) else []
-
-
 def _variables(name: str, item: Any, models: Sequence[Any]) -> list[Any]:
-    if isinstance(item, keras.optimizers.Optimizer):
-        return _optimizer_variables(name, item, models)
     if isinstance(item, (list, tuple)):
         return [variable for part in item for variable in _variables(name, part, models)]
     if isinstance(item, (tf.Variable, keras.Variable)):
         return [item]
-    if not isinstance(item, (keras.Layer, keras.Metric, tf.Module)):
+    is_optimizer = isinstance(item, keras.optimizers.Optimizer)
+    if not is_optimizer and not isinstance(item, (keras.Layer, keras.Metric, tf.Module)):
         raise InvalidConfiguration(
             f"track({name}=...): {type(item).__name__} has no variables to save; give a Keras model, layer, "
             "metric or optimizer, a tf.Module or a variable"
@@ -78,18 +70,14 @@ def _variables(name: str, item: Any, models: Sequence[Any]) -> list[Any]:
         raise InvalidConfiguration(
             f"track({name}=...): the model has no variables yet; give it a keras.Input or call it once"
         )
-    return list(item.variables)
-
-
-def _optimizer_variables(name: str, optimizer: Any, models: Sequence[Any]) -> list[Any]:
-    if not optimizer.built:
+    if is_optimizer and not item.built:
         if len(models) != 1:
             raise InvalidConfiguration(
                 f"track({name}=...): the optimizer has no variables yet; call "
                 "optimizer.build(model.trainable_variables) in the strategy's scope"
             )
-        optimizer.build(models[0].trainable_variables)
-    return list(optimizer.variables)
+        item.build(models[0].trainable_variables)
+    return list(item.variables)
 
 
 _SECONDS_BETWEEN_REPORTS = 0.5
@@ -142,7 +130,8 @@ class Run:
         with self.strategy.scope():
             groups = collect_variables(objects)
         self._groups.update(groups)
-        self._tracked_metrics += metrics_in(list(objects.values()))
+        every = keras.tree.flatten(list(objects.values()))
+        self._tracked_metrics += [one for one in every if isinstance(one, keras.Metric)]
         self._metrics = TrackedMetrics(self.strategy, self._tracked_metrics)
         if not self.is_evaluator and self.start_step:
             task = self._process.task

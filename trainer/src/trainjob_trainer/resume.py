@@ -151,10 +151,6 @@ def refuse_finished(
 # Settings that the script has changed since the checkpoint.
 
 
-IN_A_CALLBACK = "set model.optimizer.learning_rate in a callback's on_train_begin"
-"""How a script sets its own learning rate: the callback runs after the checkpoint's has replaced it."""
-
-
 def settings_of(optimizer: Any, **others: Any) -> dict[str, Any]:
     """Return the settings of a training at its start, for `describe_differences`.
 

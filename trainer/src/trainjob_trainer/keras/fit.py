@@ -162,9 +162,10 @@ SAVED_MODEL = "saved_model"
 def leave_model(process: PlainProcess) -> None:
     """Write the model of the last `fit` to `<output>/model` at the end of the script.
 
-    In a replica's context the writer reads variables by itself: the other workers may have ended.
+    In a replica's context the writer reads variables by itself: the other workers may have ended. A format
+    that fails is logged and left out; the weights are in the final checkpoint anyway.
     """
-    model = process.trained
+    model, folder = process.trained, process.environment.output_dir / FOLDER
 
     def save(path: Path) -> None:
         with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
@@ -176,27 +177,17 @@ def leave_model(process: PlainProcess) -> None:
             copy = keras.models.load_model(path.with_name(KERAS_FILE), known, compile=False)
             copy.export(path, verbose=False)
 
-    if not process.setting("export"):
-        return
-    try:
-        save_model(process, save, export)
-    except TrainerError as error:
-        notice(f"the model isn't left as a file: {error}")
-
-
-def save_model(process: PlainProcess, save: Callable[[Path], None], export: Callable[[Path], None]) -> None:
-    """Write `<output>/model` by two functions of a path, for Keras's own format and then a SavedModel.
-
-    A format that fails is logged and left out; the weights are in the final checkpoint anyway. Raises
-    OutputFull, OutputUnwritable, Fenced or OutputTaken if the folder can't be written.
-    """
-    folder = process.environment.output_dir / FOLDER
-
     def fill(place: Path) -> None:
         _write(place / KERAS_FILE, save)
         _write(place / SAVED_MODEL, export)
 
-    process.trainings.root.publish(folder, fill)
+    if not process.setting("export"):
+        return
+    try:
+        process.trainings.root.publish(folder, fill)
+    except TrainerError as error:
+        notice(f"the model isn't left as a file: {error}")
+        return
     written = [path.name for path in (folder / KERAS_FILE, folder / SAVED_MODEL) if path.exists()]
     if written:
         announce(f"the model is in {folder}: {' and '.join(written)}")

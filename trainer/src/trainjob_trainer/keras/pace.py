@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 SECONDS_A_CALL = 0.5
 """Reports, SIGTERM and failed writes are checked between calls."""
@@ -91,11 +91,3 @@ class Looks:
 def steps_a_call(seconds_a_step: float) -> int:
     """Return the number of steps that take about `SECONDS_A_CALL`."""
     return max(1, min(_MAX_STEPS, int(SECONDS_A_CALL / max(seconds_a_step, 1e-6))))
-
-
-def next_stop(step: int, total: int, periods: Iterable[int | None]) -> int:
-    """Return the step after which other work is next due, when `step` steps are done.
-
-    Periods are, for example, steps per epoch and steps between checkpoints; None means no period.
-    """
-    return min([total] + [(step // period + 1) * period for period in periods if period])

@@ -25,7 +25,6 @@ from trainjob_trainer.keras.trainer import has_call
 from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import (
     ARRIVAL_SECONDS,
-    IN_A_CALLBACK,
     ResumePlan,
     describe_differences,
     read_agreed,
@@ -101,7 +100,9 @@ def restore(
             call.midway = state.epochs_done, state.batches_done
         else:
             call.taken = 0  # that epoch starts over
-        remedy = f"{IN_A_CALLBACK}, or {over}"
+        remedy = over
+        if not process.task.is_coordinator:  # a callback runs after the checkpoint's rate has been restored
+            remedy = f"set model.optimizer.learning_rate in a callback's on_train_begin, or {over}"
         for line in describe_differences(then, now, remedy) if process.is_writer else ():
             notice(line)
         call.settings = settings_in_force(then, now)
