@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import re
 import shutil
@@ -383,8 +384,11 @@ def test_the_final_marker_comes_and_goes(tmp_path: Path) -> None:
     final = store.final()
     assert final is not None
     assert final == FinalMarker(4, "uid", ended_at=4, total_steps=4)
-    early = FinalMarker(4, "uid", 8, 20, "loss has not improved for 2 epochs")
+    early = FinalMarker(4, "uid", 8, 20)
     store.mark_final(early)
+    assert store.final() == early
+    earlier_versions = {**early.to_json(1.0), "stoppedEarly": "loss has not improved for 2 epochs"}
+    (tmp_path / "final.json").write_text(json.dumps(earlier_versions))
     assert store.final() == early
     store.clear_final()
     assert store.final() is None
