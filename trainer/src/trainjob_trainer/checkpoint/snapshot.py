@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,6 @@ class NamedArray:
 
 
 HostGroups = Mapping[str, Sequence[NamedArray]]
-
-
-def json_group(name: str, facts: Any, default: Callable[[Any], Any] | None = None) -> list[NamedArray]:
-    """Return facts as a group of a checkpoint: JSON as bytes; `default` is that of `json.dumps`."""
-    return [NamedArray(name, np.frombuffer(json.dumps(facts, default=default).encode(), np.uint8))]
-
-
-def read_json(group: Sequence[NamedArray]) -> Any:
-    """Return the facts given to `json_group`."""
-    return json.loads(group[0].value.tobytes())
 
 
 def read(groups: VariableGroups) -> dict[str, list[NamedArray]]:

@@ -8,6 +8,7 @@ train as usual: each if it is the call that was saved (`identity.py`). Else it t
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, json_group, read_json
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.errors import CheckpointMismatch
 from trainjob_trainer.identity import Identity
@@ -130,7 +131,8 @@ class FitState:
 
     def to_arrays(self) -> list[NamedArray]:
         """Return the state as a checkpoint group: JSON in bytes."""
-        return json_group("state", asdict(self), default=_plain)
+        text = json.dumps(asdict(self), default=_plain)
+        return [NamedArray("state", np.frombuffer(text.encode(), np.uint8))]
 
     @classmethod
     def from_groups(cls, groups: HostGroups) -> FitState:
@@ -140,7 +142,7 @@ class FitState:
                 "the checkpoint holds no state of fit(): a loop of the script's own, or an earlier version "
                 "with parameter servers, has written it; train in another output folder"
             )
-        facts = read_json(groups[GROUP])
+        facts = json.loads(groups[GROUP][0].value.tobytes())
         for past in facts["past"]:
             past["identity"] = Identity.from_json(past["identity"]) if past["identity"] else None
         facts["past"] = tuple(PastCall(**past) for past in facts["past"])

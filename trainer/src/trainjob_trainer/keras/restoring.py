@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -80,8 +80,8 @@ def restore(
     state = FitState.from_groups(host)
     if call.number < state.call:
         checkpoint, host = _end_of(process, model, call, state) or (checkpoint, host)
-    own = FitState.from_groups(host).call == call.number
-    _assign(process, model, host, with_optimizer=own)
+    is_own = FitState.from_groups(host).call == call.number
+    _assign(process, model, host, with_optimizer=is_own)
     _go_on_from(process, call, state, checkpoint.step)
     goes_on = plan is ResumePlan.RESUME
     call.data.replay(call, arguments["validation_data"], arguments["validation_steps"], goes_on=goes_on)
@@ -128,14 +128,8 @@ def data_of(arguments: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-class _Decision(NamedTuple):
-    """The writer's: the number of the training, its newest step, the plan, steps before it, what was read."""
-
-    number: int
-    step: int
-    plan: ResumePlan
-    before: int
-    read: tuple[Checkpoint, HostGroups] | None = None
+_Decision = tuple[int, int, ResumePlan, int, tuple[Checkpoint, HostGroups] | None]
+"""The writer's: the number of the training, its newest step, the plan, steps before it, what was read."""
 
 
 def _decide(process: PlainProcess, call: FitCall, identity: Identity) -> _Decision:
@@ -157,12 +151,12 @@ def _decide(process: PlainProcess, call: FitCall, identity: Identity) -> _Decisi
     )
     step = newest.step if newest else 0
     if plan in (ResumePlan.FINISHED, ResumePlan.ALREADY_FINISHED):
-        return _Decision(number, step, plan, 0)
+        return number, step, plan, 0, None
     if plan is not ResumePlan.SKIP:
         trainings.root.clear_final()
     if not number or (found and plan is ResumePlan.ANEW):
         before = max(trainings.root.known_steps(), default=0)
-        return _Decision(trainings.begin(identity), 0, ResumePlan.TRAIN, before)
+        return trainings.begin(identity), 0, ResumePlan.TRAIN, before, None
     if found:
         found.is_taken = True
         store.prepare()
@@ -176,7 +170,7 @@ def _decide(process: PlainProcess, call: FitCall, identity: Identity) -> _Decisi
         set_aside_damaged(store, step)
     if plan is ResumePlan.ANEW or (plan is ResumePlan.RESUME and state is not None and state.complete):
         trainings.close()
-    return _Decision(number, step, plan, 0, read)
+    return number, step, plan, 0, read
 
 
 def _settings(call: FitCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:
@@ -217,8 +211,7 @@ def _check_built(model: Any, store: CheckpointStore) -> None:
 def _assign(process: PlainProcess, model: Any, host: HostGroups, *, with_optimizer: bool) -> None:
     groups = dict(variable_groups(model, with_optimizer=with_optimizer))
     if with_optimizer:
-        further = further_groups(model)
-        groups.update({name: further[name] for name in further if name in host})
+        groups |= {name: ones for name, ones in further_groups(model).items() if name in host}
     assign(groups, host)
     check_same_weights(model.distribute_strategy, process.task, groups)
 
