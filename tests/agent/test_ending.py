@@ -31,9 +31,9 @@ def test_it_names_the_newest_checkpoint_and_the_last_step(tmp_path: Path) -> Non
 
 
 def test_a_training_that_has_chosen_its_result_keeps_it(tmp_path: Path) -> None:
-    CheckpointStore(tmp_path).mark_ended(FinalMarker(4, "an earlier job", 12, 40, "no better"))
+    CheckpointStore(tmp_path).mark_ended(FinalMarker(4, "an earlier job", 12, 40))
     mark_finished(env(tmp_path), "1.1", 12)
-    assert CheckpointStore(tmp_path).final() == FinalMarker(4, "mine", 12, 40, "no better")
+    assert CheckpointStore(tmp_path).final() == FinalMarker(4, "mine", 12, 40)
 
 
 def test_a_script_without_checkpoints_finishes_too(tmp_path: Path) -> None:
