@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainjob_trainer import CheckpointMismatch
 from trainjob_trainer.identity import Identity
 from trainjob_trainer.keras.fit_call import (
     FitState,
     PastCall,
-    ResumePlan,
     SaveTimes,
     choose_plan,
 )
+from trainjob_trainer.resume import ResumePlan
 
 CALL = Identity("train.py:main", "ab", "Adam", 0, {"fold": "1"})
 SECOND_FOLD = replace(CALL, particulars={"fold": "2"})
@@ -83,6 +84,13 @@ def test_a_state_survives_the_checkpoint(call: int, done: int, history: dict[str
     assert read.past[0].identity == CALL
     assert list(read.callbacks) == list(saved.callbacks)
     assert read.batches_done == done + 2
+
+
+def test_a_checkpoint_of_no_fit_is_refused_with_what_to_do() -> None:
+    with pytest.raises(
+        CheckpointMismatch, match="parameter servers, has written it; train in another output"
+    ):
+        FitState.from_groups({"model": [], "last-epoch": []})
 
 
 def test_a_history_may_hold_arrays() -> None:
