@@ -168,11 +168,10 @@ def install_edge(
             sys.__excepthook__(kind, error, trace)
             return
         explained = explain_failure(error, task, stop, output)
+        if explained is not error:
+            sys.__excepthook__(kind, error, trace)
         if explained is not None:
-            if explained is not error:
-                sys.__excepthook__(kind, error, trace)
             leave(task, progress, explained)
-        sys.__excepthook__(kind, error, trace)
         progress.fail(kind.__name__, describe(error, trace))
         if task is not None and task.cluster and not isinstance(error, KeyboardInterrupt):
             exit_now(1)

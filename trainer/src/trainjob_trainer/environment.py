@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,27 +28,11 @@ _SWITCHED = (
 
 def is_without(change: str, env: Mapping[str, str]) -> bool:
     """Return whether the user has switched this change off."""
-    return change in _names(env)
-
-
-def _check_without(env: Mapping[str, str]) -> None:
-    unknown = [name for name in _names(env) if name not in _SWITCHED]
-    if unknown:
-        raise InvalidConfiguration(
-            f"{WITHOUT}: must be some of {', '.join(_SWITCHED)}, separated by commas, got {unknown[0]!r}"
-        )
-
-
-def _names(env: Mapping[str, str]) -> list[str]:
-    return [name.strip() for name in env.get(WITHOUT, "").split(",") if name.strip()]
+    return change in map(str.strip, env.get(WITHOUT, "").split(","))
 
 
 STRATEGY = "TRAIN_STRATEGY"
-
-
-def keeps_own_strategy(env: Mapping[str, str]) -> bool:
-    """Return whether a script of several workers trains with the strategies that it makes, or with none."""
-    return env.get(STRATEGY) == "own"
+"""With `own` a script of several workers trains with the strategies that it makes, or with none."""
 
 
 # The settings of a training: a TrainJob changes one by its container's `env`, as in TRAIN_EPOCHS=30.
@@ -143,16 +127,6 @@ def is_smoke(env: Mapping[str, str]) -> bool:
     return bool(env.get("TRAINJOB_OUTPUT_DIR")) and env.get(SMOKE) == "true"
 
 
-def _check_smoke(env: Mapping[str, str]) -> None:
-    text = env.get(SMOKE)
-    if text not in (None, "", "true", "false"):
-        raise InvalidConfiguration(f"{SMOKE}: must be true or false, got {text!r}")
-    if text == "true" and not env.get("TRAINJOB_OUTPUT_DIR"):
-        raise InvalidConfiguration(
-            f"{SMOKE}: only a job has a smoke test, with an output of its own: `trainjob run FILE --smoke`"
-        )
-
-
 # The generation of this process, for fencing.
 
 
@@ -245,12 +219,29 @@ class Environment:
                 or TRAIN_STRATEGY names something unknown, or TRAIN_SMOKE is set without a job.
         """
         env = of_the_job(env)
-        _check_without(env)
+        left_out = [name.strip() for name in env.get(WITHOUT, "").split(",")]
+        unknown = next((name for name in left_out if name and name not in _SWITCHED), None)
+        if unknown:
+            raise InvalidConfiguration(
+                f"{WITHOUT}: must be some of {', '.join(_SWITCHED)}, separated by commas, got {unknown!r}"
+            )
         if env.get(STRATEGY, "own") not in ("", "own"):
             raise InvalidConfiguration(f"{STRATEGY}: must be own, or not be set, got {env[STRATEGY]!r}")
-        _check_smoke(env)
+        smoke = env.get(SMOKE, "")
+        if smoke not in ("", "true", "false"):
+            raise InvalidConfiguration(f"{SMOKE}: must be true or false, got {smoke!r}")
+        if smoke == "true" and not env.get("TRAINJOB_OUTPUT_DIR"):
+            raise InvalidConfiguration(
+                f"{SMOKE}: only a job has a smoke test, with an output of its own: `trainjob run FILE "
+                "--smoke`"
+            )
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
-            _check_folder(variable, env.get(variable, ""))
+            # A rename publishes a complete checkpoint; object storage has no such operation.
+            if "://" in env.get(variable, ""):
+                raise InvalidConfiguration(
+                    f"{variable}: {env[variable]} is object storage, and this version writes into folders "
+                    "only; mount the bucket with a CSI driver (spec.output.csi) or use a claim"
+                )
         own = Path(env.get("TRAINJOB_OUTPUT_DIR") or _own_folder(task, program, output, resume=resume))
         own = own.absolute()
         folders = output_folders(str(own.parent if task.is_evaluator else own), task.type)
@@ -285,38 +276,20 @@ def _own_folder(task: Task, program: str, output: str | Path | None, *, resume: 
         raise InvalidConfiguration(
             "resume=False: several processes can't find a new folder by themselves; name one with output=..."
         )
-    root = root if resume else free_folder(root, Path.exists)
+    if not resume:
+        numbered = (root.with_name(f"{root.name}-{number}") for number in itertools.count(2))
+        root = next(folder for folder in itertools.chain([root], numbered) if not folder.exists())
     return root / "evaluator" if task.is_evaluator else root
 
 
 def script_name(program: str) -> str:
     """Return `train` for `train.py`, the package's name for `python -m package`, `notebook` in a kernel."""
     path = Path(program)
-    if is_kernel(program):
+    if path.name in ("ipykernel_launcher.py", "colab_kernel_launcher.py"):
         return "notebook"
     if path.name == "__main__.py":
         return path.parent.name
     return path.stem if path.suffix == ".py" else "interactive"
-
-
-def is_kernel(program: str) -> bool:
-    """Return whether this process is a notebook's kernel; its arguments are not the user's."""
-    return Path(program).name in ("ipykernel_launcher.py", "colab_kernel_launcher.py")
-
-
-def free_folder(wanted: Path, exists: Callable[[Path], bool]) -> Path:
-    """Return the folder if it doesn't exist yet, else the first free one of `<name>-2`, `<name>-3`, …."""
-    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
-    return next(folder for folder in itertools.chain([wanted], numbered) if not exists(folder))
-
-
-def _check_folder(variable: str, value: str) -> None:
-    # A rename publishes a complete checkpoint; object storage has no such operation.
-    if "://" in value:
-        raise InvalidConfiguration(
-            f"{variable}: {value} is object storage, and this version writes into folders only; "
-            "mount the bucket with a CSI driver (spec.output.csi) or use a claim"
-        )
 
 
 def _parse_number(env: Mapping[str, str], variable: str, *, least: int) -> int | None:

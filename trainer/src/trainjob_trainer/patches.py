@@ -163,7 +163,7 @@ PATCHES = (
         {
             "tensorflow.python.profiler.profiler_v2": "keras.strategy.record_in_worker_0",
             "keras.src.saving.saving_api": "keras.writers.redirect_saving",
-            "keras.src.models.model": "keras.writers.redirect_export",
+            "keras.src.models.model": "keras.writers.redirect_saving",
         },
     ),
     Patch(

@@ -13,7 +13,7 @@ from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import Scoring
 from trainjob_trainer.keras.callback_state import put_back, remembered, remembered_weights
 from trainjob_trainer.keras.fit_call import GROUP, FitCall, FitState
-from trainjob_trainer.keras.metrics import METRICS, MetricState, scalars
+from trainjob_trainer.keras.metrics import METRICS, MetricState, OverAll, scalars
 from trainjob_trainer.keras.model import checkpoint_groups
 from trainjob_trainer.reporting.progress import ProgressFile, add_to_history, by_loss, notice
 from trainjob_trainer.reporting.step_times import StepClock
@@ -70,6 +70,7 @@ class AtEnd(Scoring):
 
         Raises InvalidConfiguration if one has restored another epoch here than on the first worker.
         """
+        self._over_all = OverAll(self.model.distribute_strategy, self.model)
         epoch = int(self.model._initial_epoch or 0)
         (theirs,) = broadcast(self.model.distribute_strategy, self.process.task, [epoch])
         if epoch != theirs:
@@ -155,31 +156,11 @@ class AtEnd(Scoring):
         super().on_test_end(logs)
         self.process.stop.patience_seconds = self._patience
 
-    def save_end(self) -> None:
-        """Write the checkpoint of the call's end, and wait for it. Only the writer calls it.
-
-        The call is the last of its record's `past`. Raises OutputUnwritable if the checkpoint can't be
-        written, and NotFinite if the weights are not finite.
-        """
-        record = self.call.record
-        record.writer.save_last(
-            self.process.step,
-            self.call.epoch,
-            lambda: self._saved(complete=True),
-            record.ends,
-            says_more=True,
-        )
-
     def figures(self, logs: Any) -> dict[str, float]:
         """Return those of Keras's `logs` that are single numbers, and the number of skipped updates."""
         if not isinstance(logs, Mapping):
             return {}
-        return {**scalars(logs), **(self.call.watch.metrics if self.call.watch else {})}
-
-    def compare_weights(self, step: int) -> None:
-        """Compare the workers' weights before saving; all call it; raises as `WeightsWatch.compare`."""
-        if self.call.weights is not None:
-            self.call.weights.compare(checkpoint_groups(self.model), step)
+        return {**scalars(logs), **self.call.watch.metrics}
 
     def _between_calls(self, batches: int = 0, *, before_validation: bool = False) -> None:
         """Save if a checkpoint is due, end the process if a stop is requested. All workers call it together.
@@ -215,18 +196,18 @@ class AtEnd(Scoring):
         if not wished or wished & _END:
             return
         with call.times.saving(process.step):
-            self.compare_weights(process.step)
-            metrics = call.metrics.state() if batches else []
+            call.weights.compare(checkpoint_groups(self.model), process.step)
+            metrics = self._over_all.state() if batches else []
             writer.between_steps(
                 process.step,
                 call.epoch,
                 True,
-                lambda: self._saved(batches, metrics),
+                lambda: self.saved(batches, metrics),
                 call.record.ends,
                 is_stopping=bool(wished & _STOP),
             )
 
-    def _saved(
+    def saved(
         self, batches: int = 0, metrics: Sequence[NamedArray] = (), *, complete: bool = False
     ) -> HostGroups:
         """Read what a checkpoint holds; raises NotFinite if the weights are not finite."""
@@ -245,8 +226,7 @@ class AtEnd(Scoring):
         )
         variables = checkpoint_groups(self.model)
         values = read(variables)
-        if call.watch is not None:
-            call.watch.check_weights(variables, values)
+        call.watch.check_weights(variables, values)
         return {
             **values,
             METRICS: list(metrics),

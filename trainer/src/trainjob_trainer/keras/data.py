@@ -39,7 +39,6 @@ from trainjob_trainer.keras.pipelines import (
     depends_on_script,
     earliest_of_length,
     in_order,
-    in_time,
     is_fixed,
     kind_of,
     pass_over,
@@ -62,13 +61,13 @@ UNEQUAL_ROWS = "trainjob: unequal rows"
 
 def has_rows(dataset: Any) -> bool:
     """Return whether the elements are batches, which have rows."""
-    return any(_is_batched(spec) for spec in tf.nest.flatten(dataset.element_spec))
+    return any(map(_has_rows, tf.nest.flatten(dataset.element_spec)))
 
 
 def static_batch_size(dataset: Any) -> int | None:
     """Return the rows of a full batch, or None if the data set does not define them."""
     for spec in tf.nest.flatten(dataset.element_spec):
-        if _is_batched(spec) and spec.shape[0] is not None:
+        if _has_rows(spec) and spec.shape[0] is not None:
             return int(spec.shape[0])
     try:
         from tensorflow.python.data.experimental.ops import distribute  # noqa: PLC0415 - private: may be gone
@@ -81,7 +80,7 @@ def static_batch_size(dataset: Any) -> int | None:
 
 def are_equal(dataset: Any, parts: int) -> bool:
     """Return whether each batch is known to have equal parts, as with `drop_remainder=True`."""
-    sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if _is_batched(spec)]
+    sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if _has_rows(spec)]
     return parts == 1 or all(size is not None and size % parts == 0 for size in sizes)
 
 
@@ -92,7 +91,7 @@ def fill_rest(dataset: Any, least: int) -> Any:
     can't be joined; then some parts of the last batch have no rows. Only dense tensors are filled up.
     """
     specs = tf.nest.flatten(dataset.element_spec)
-    dense = all(isinstance(spec, tf.TensorSpec) and _is_batched(spec) for spec in specs)
+    dense = all(isinstance(spec, tf.TensorSpec) and _has_rows(spec) for spec in specs)
     if least == 1 or not dense or all(spec.shape[0] is not None for spec in specs):
         return dataset
     nothing = tf.nest.map_structure(
@@ -134,9 +133,13 @@ def part(
     whether an earlier part has them too.
     """
 
-    def cut(batch: Any, number: Any) -> Any:
-        with tf.control_dependencies([_check_rows(batch)] if of > 1 else []):
-            total = tf.identity(_count(batch))
+    def cut(components: Any, number: Any) -> Any:
+        # tf.data passes a tuple as several arguments.
+        batch = components if isinstance(dataset.element_spec, tuple) else components[0]
+        counts = [_count(one) for one in tf.nest.flatten(batch) if _has_rows(one)]
+        are_equal = tf.debugging.Assert(tf.reduce_all(tf.equal(counts, counts[0])), [UNEQUAL_ROWS])
+        with tf.control_dependencies([are_equal] if of > 1 else []):
+            total = tf.identity(counts[0])
         begin, end, copies = total * number // of, total * (number + 1) // of, 1
         if fills:
             begin, end, copies = part_of(total, number, of)
@@ -152,13 +155,13 @@ def part(
     if of == 1 and not weighed:
         return dataset
     if count == 1:
-        only = as_written(lambda *batch: cut(_element(dataset, batch), first))
+        only = as_written(lambda *components: cut(components, first))
         return dataset.map(only, num_parallel_calls=tf.data.AUTOTUNE if reads_ahead else None)
     numbers = tf.data.Dataset.range(first, first + count)
 
     @as_written
-    def parts_of(*batch: Any) -> Any:
-        return numbers.map(as_written(lambda number: cut(_element(dataset, batch), number)))
+    def parts_of(*components: Any) -> Any:
+        return numbers.map(as_written(lambda number: cut(components, number)))
 
     return dataset.flat_map(parts_of)
 
@@ -176,22 +179,19 @@ def part_of(total: Any, number: Any, of: int) -> tuple[Any, Any, Any]:
     return begin, end, copies
 
 
-def _element(dataset: Any, parts: Any) -> Any:
-    """Return the element: tf.data passes a tuple as several arguments."""
-    return parts if isinstance(dataset.element_spec, tuple) else parts[0]
+_WITH_ROWS = (
+    *(tf.Tensor, tf.RaggedTensor, tf.SparseTensor),
+    *(tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec),
+)
 
 
-def _is_batched(spec: Any) -> bool:
-    known = isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec))
-    return known and spec.shape.rank is not None and spec.shape.rank > 0
-
-
-def _has_own_rows(value: Any) -> bool:
-    return isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and bool(value.shape.rank)
+def _has_rows(component: Any) -> bool:
+    """Return whether a component of a batch, or its spec, has rows."""
+    return isinstance(component, _WITH_ROWS) and bool(component.shape.rank)
 
 
 def _count(batch: Any) -> Any:
-    first = next(value for value in tf.nest.flatten(batch) if _has_own_rows(value))
+    first = next(value for value in tf.nest.flatten(batch) if _has_rows(value))
     return first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first, out_type=tf.int64)[0]
 
 
@@ -201,15 +201,9 @@ def _sliced(batch: Any, start: Any, end: Any) -> Any:
             width = value.dense_shape[1:]
             begin = tf.concat([[start], tf.zeros_like(width)], axis=0)
             return tf.sparse.slice(value, begin, tf.concat([[end - start], width], axis=0))
-        return value[start:end] if _has_own_rows(value) else value
+        return value[start:end] if _has_rows(value) else value
 
     return tf.nest.map_structure(of, batch)
-
-
-def _check_rows(batch: Any) -> Any:
-    """Return an operation that fails unless all components have equally many rows."""
-    counts = [_count(one) for one in tf.nest.flatten(batch) if _has_own_rows(one)]
-    return tf.debugging.Assert(tf.reduce_all(tf.equal(counts, counts[0])), [UNEQUAL_ROWS])
 
 
 # The batches of one call.
@@ -329,7 +323,8 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
             self.files = self._own_files(dataset)
         if self.trains and call is not None:
             call.batch_size = self.size
-        if type(adapter).__name__ == "TFDatasetAdapter":
+        is_tf = type(adapter).__name__ == "TFDatasetAdapter"
+        if is_tf:
             self.pipeline = dataset if self.files is None else self.files
             found = reshuffles(dataset)
             is_sharded = found and self.files is not None
@@ -338,7 +333,14 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
         reads_batches = self.steps_per_epoch or (call is not None and call.seen.batches)
         self.reads_ahead = not (self.trains and reads_batches and depends_on_script(dataset))
         if self.files is None and collective and not self.steps_per_epoch:
-            dataset = _counted(adapter, dataset)
+            is_open = is_tf and int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+            # Not where reading would be noticed: by a generator, or a `shuffle()` that counts its passes.
+            if is_open and not (depends_on_script(dataset) or reshuffles(earliest_of_length(dataset))):
+                announce(
+                    "counting the batches of a data set; `tf.data.experimental.assert_cardinality` saves that"
+                )
+                length = tf.data.experimental.assert_cardinality(count_elements(dataset))
+                dataset = adapter._dataset = dataset.apply(length)
             self._num_batches = adapter.num_batches
         is_ours = _is_ours_to_share(dataset)
         if self.trains and collective and process.is_writer and process.task.num_workers > 1:
@@ -380,10 +382,14 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
 
         def draw(value: Any, seed: Any = None, name: Any = None) -> Any:
             del seed, name
-            if self._drawn is None:
-                return first_draw(value)
-            key = [tf.constant(job_seed(), tf.int64), self._drawn.assign_add(1) - 1]
-            return tf.random.experimental.stateless_shuffle(value, key)
+            if self._drawn is not None:
+                key = [tf.constant(job_seed(), tf.int64), self._drawn.assign_add(1) - 1]
+                return tf.random.experimental.stateless_shuffle(value, key)
+            seed, further = tf.compat.v1.random.get_seed(None)
+            shuffle = functools.partial(tf.raw_ops.RandomShuffle, seed=seed, seed2=further)
+            with tf.init_scope():  # the first draw, as a constant for each new read of the data set
+                numbers = tf.data.Dataset.from_tensors(tf.range(value.shape[0], dtype=value.dtype))
+                return next(iter(numbers.map(as_written(lambda one: shuffle(value=one)))))
 
         original, tf.random.shuffle = tf.random.shuffle, draw
         try:
@@ -432,7 +438,11 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
             # has all workers agree before each batch on whether there is one.
             if not self.is_open:
                 mine = mine.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-            return mine.prefetch(tf.data.AUTOTUNE) if self.reads_ahead else in_time(mine)
+            if self.reads_ahead:
+                return mine.prefetch(tf.data.AUTOTUNE)
+            options = tf.data.Options()  # TensorFlow itself would read ahead at the end
+            options.experimental_optimization.inject_prefetch = False
+            return mine.with_options(options)
 
         return shared_out(strategy, own)
 
@@ -619,7 +629,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
             return
         found: list[Reshuffle] = []
         passes, rest = 0, taken
-        if isinstance(self.pipeline, tf.data.Dataset) and self.files is None:
+        if self.pipeline is not None and self.files is None:
             found, passes, rest = whole_passes(self.pipeline, taken)
         if call.rereads == "epoch" and rest > self.steps_per_epoch:
             _begin_anew(found or self.stages, call.epoch)
@@ -672,17 +682,6 @@ def rereading(total: int, advice: str = "") -> Rereading:
     return Rereading(total, process.progress, advice, announce if process.is_writer else lambda _: None)
 
 
-def first_draw(value: Any) -> Any:
-    """Return the first draw of `tf.random.shuffle` as a constant, for each new read of the data set."""
-    seed, further = tf.compat.v1.random.get_seed(None)
-    with tf.init_scope():
-        numbers = tf.data.Dataset.from_tensors(tf.range(value.shape[0], dtype=value.dtype))
-        drawn = numbers.map(
-            as_written(lambda one: tf.raw_ops.RandomShuffle(value=one, seed=seed, seed2=further))
-        )
-        return next(iter(drawn))
-
-
 def of_one_replica(spec: Any) -> Any:
     """Return the spec of one device's part; None if a device may get nothing."""
     components = getattr(spec, "_component_specs", None)
@@ -715,7 +714,7 @@ def why_not_by_file(epochs: Any, dataset: Any, size: int | None) -> str | None:
     if not (epochs.steps_per_epoch or epochs.data_adapter.num_batches):
         return "auto_shard_policy FILE needs steps_per_epoch"
     if not all(
-        isinstance(one, tf.TensorSpec) and _is_batched(one) and one.shape[1:].is_fully_defined()
+        isinstance(one, tf.TensorSpec) and _has_rows(one) and one.shape[1:].is_fully_defined()
         for one in specs
     ):
         return "auto_shard_policy FILE needs rows of one shape"
@@ -742,27 +741,8 @@ def shard(dataset: Any, part: WorkerPart) -> Any:
     return tf.data.experimental.from_variant(variant, dataset.element_spec)
 
 
-@functools.cache
-def _tell_once(sentence: str) -> None:
-    """Log it once, even if a script trains on the same data several times."""
-    announce(sentence)
-
-
-def _counted(adapter: Any, dataset: Any) -> Any:
-    """Return a pipeline with a known number of batches; read it once to count them if necessary.
-
-    It stays unknown where reading would be noticed: by a generator, or a `shuffle()` that counts its passes.
-    """
-    if type(adapter).__name__ != "TFDatasetAdapter" or not isinstance(dataset, tf.data.Dataset):
-        return dataset
-    if int(dataset.cardinality()) != tf.data.UNKNOWN_CARDINALITY:
-        return dataset
-    if depends_on_script(dataset) or reshuffles(earliest_of_length(dataset)):
-        return dataset
-    announce("counting the batches of a data set; `tf.data.experimental.assert_cardinality` saves that")
-    count = count_elements(dataset)
-    adapter._dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
-    return adapter._dataset
+_tell_once = functools.cache(announce)
+"""Logs a sentence once, even if a script trains on the same data several times."""
 
 
 def _is_ours_to_share(dataset: Any) -> bool:

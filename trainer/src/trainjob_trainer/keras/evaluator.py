@@ -25,15 +25,28 @@ _ARRAYS = ("x", "y", "sample_weight")
 
 
 def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, Any]) -> NoReturn:
-    """Evaluate each new checkpoint of the job, including the final one, and end the process with code 0."""
-    data = _heldout(arguments)
-    if data is None:
+    """Evaluate each new checkpoint of the job, including the final one, and end the process with code 0.
+
+    The data is what `fit` itself would pass to `evaluate`.
+    """
+    validation = arguments["validation_data"]
+    if validation is None and arguments["validation_split"]:
+        slicing = importlib.import_module("keras.src.trainers.data_adapters.array_slicing")
+        _, validation = slicing.train_validation_split(
+            tuple(arguments[name] for name in _ARRAYS), validation_split=arguments["validation_split"]
+        )
+    if validation is None:
         notice(
             "fit() has neither validation_data nor validation_split: the evaluator has nothing to score, and "
             "ends. Pass validation_data=..., or leave the evaluator out with `evaluator: {replicas: 0}`"
         )
         end_evaluator(process)
-    told = {**data, "callbacks": [Scoring(process.progress)]}
+    told = {
+        **dict(zip(_ARRAYS, keras.utils.unpack_x_y_sample_weight(validation))),
+        "batch_size": arguments["validation_batch_size"] or arguments["batch_size"],
+        "steps": arguments["validation_steps"],
+        "callbacks": [Scoring(process.progress)],
+    }
     if not model.built:
         model.evaluate(**{**told, "steps": 1}, verbose=0)
     site, trainings = find_site(), process.trainings
@@ -46,21 +59,3 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
 
     evaluate_checkpoints(process, store, score)
     end_evaluator(process)
-
-
-def _heldout(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments that `fit` itself would pass to `evaluate`; None without validation data."""
-    validation = arguments["validation_data"]
-    if validation is None and arguments["validation_split"]:
-        slicing = importlib.import_module("keras.src.trainers.data_adapters.array_slicing")
-        _, validation = slicing.train_validation_split(
-            tuple(arguments[name] for name in _ARRAYS), validation_split=arguments["validation_split"]
-        )
-    if validation is None:
-        return None
-    parts = keras.utils.unpack_x_y_sample_weight(validation)
-    return {
-        **dict(zip(_ARRAYS, parts)),
-        "batch_size": arguments["validation_batch_size"] or arguments["batch_size"],
-        "steps": arguments["validation_steps"],
-    }

@@ -15,15 +15,15 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
-from trainjob_trainer.distribution.collective import broadcast, is_collective
+from trainjob_trainer.distribution.collective import broadcast, gather_all, is_collective
 from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import TrainerError, first_line, is_tensorflows
+from trainjob_trainer.keras.callback_state import TEST_METHODS, TRAIN_METHODS, sees_batches
 from trainjob_trainer.keras.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.keras.fit_call import FitCall, ModelRecord, SaveTimes, Seen
-from trainjob_trainer.keras.metrics import OverAll
-from trainjob_trainer.keras.model import create_random_state, tell_unsynchronized
+from trainjob_trainer.keras.model import checkpoint_groups, create_random_state, tell_unsynchronized
 from trainjob_trainer.keras.not_finite import FiniteWatch, OnNan
 from trainjob_trainer.keras.pace import Looks, StepsPerExecution
 from trainjob_trainer.keras.restoring import restore
@@ -61,24 +61,16 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
             "validation_steps": 1,
             "validation_freq": 1,
         }
-    users = listed(arguments.get("callbacks"))
-    reaction = _reaction(process, users)
-    call = _begin(process, model, arguments)
-    if is_one_of_several(process.task) and not is_collective(model.distribute_strategy):
-        report_alone(process, f"fit {call.number} has {type(model.distribute_strategy).__name__.lstrip('_')}")
+    strategy, users = model.distribute_strategy, listed(arguments.get("callbacks"))
+    call = _begin(process, model, arguments, users)
+    if is_one_of_several(process.task) and not is_collective(strategy):
+        report_alone(process, f"fit {call.number} has {type(strategy).__name__.lstrip('_')}")
     if process.is_writer:
-        tell_unsynchronized(model, model.distribute_strategy.num_replicas_in_sync)
-    with model.distribute_strategy.scope():
+        tell_unsynchronized(model, strategy.num_replicas_in_sync)
+    with strategy.scope():
         create_random_state()
-    call.watch = FiniteWatch(reaction, process.task)
-    if getattr(model.train_function, "watched_for", None) is not reaction:
+    if getattr(model.train_function, "watched_for", None) is not call.watch.on_nan:
         model.train_function = None  # made by `train_on_batch`, for example, which does not watch gradients
-    strategy = model.distribute_strategy
-    call.weights = WeightsWatch(strategy, process.task, wanted=process.setting("compare_weights"))
-    if is_mirrored(strategy):
-        call.seen = Seen.by_any(strategy, process.task, users)
-        if not call.seen.batches and model._takes_many():
-            call.executions = StepsPerExecution(lambda number: broadcast(strategy, process.task, [number])[0])
     isolate(users)
     data = dict(arguments)
     first = AtBegin(lambda steps: restore(process, call, model, data, users, steps), process.claim_output)
@@ -99,32 +91,34 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     return history
 
 
-def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> FitCall:
+def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any], users: list[Any]) -> FitCall:
+    strategy, task = model.distribute_strategy, process.task
+    watch = FiniteWatch(_reaction(process, users), task)
     process.count += 1
-    record = process.models.get(model) or _record(process)
-    process.models[model] = record
+    record = process.models.get(model)
+    if record is None:
+        store = process.trainings.root  # until the model is built, and it is known which training it is
+        record = process.models[model] = ModelRecord(0, store, CheckpointWriter(process, store))
     record.calls += 1
-    strategy = model.distribute_strategy
     every = process.setting("checkpoint_every")
-    call = FitCall(
+    process.call = call = FitCall(
         record=record,
         number=record.calls,
         epochs=int(arguments["epochs"]),
-        metrics=OverAll(strategy, model),
         times=SaveTimes(every, process.step),
-        looks=Looks(lambda numbers: broadcast(strategy, process.task, numbers)),
+        looks=Looks(lambda numbers: broadcast(strategy, task, numbers)),
+        watch=watch,
+        weights=WeightsWatch(strategy, task, wanted=process.setting("compare_weights")),
         every=every,
         epoch=int(arguments.get("initial_epoch") or 0),
-        has_begun=True,
         rereads=process.setting("resume_data"),
     )
-    process.call = call
+    if is_mirrored(strategy):
+        sees = [any(sees_batches(one, methods) for one in users) for methods in (TRAIN_METHODS, TEST_METHODS)]
+        call.seen = Seen(*map(any, zip(*gather_all(strategy, task, list(map(int, sees))), strict=True)))
+        if not call.seen.batches and model._takes_many():
+            call.executions = StepsPerExecution(lambda number: broadcast(strategy, task, [number])[0])
     return call
-
-
-def _record(process: PlainProcess) -> ModelRecord:
-    store = process.trainings.root  # until the model is built, and it is known which training it is
-    return ModelRecord(0, store, CheckpointWriter(process, store))
 
 
 def _reaction(process: PlainProcess, users: list[Any]) -> OnNan:
@@ -136,14 +130,20 @@ def _reaction(process: PlainProcess, users: list[Any]) -> OnNan:
 
 
 def _end(process: PlainProcess, call: FitCall, last: AtEnd) -> None:
-    """Save the state after the call: callbacks may have restored other weights at its end."""
+    """Save the state after the call, and wait for that: callbacks may have restored other weights at its end.
+
+    Raises OutputUnwritable if the checkpoint can't be written, and NotFinite if the weights are not finite.
+    """
     step = call.skipped_to if call.plan is ResumePlan.SKIP else process.step
     call.record.past.append(call.as_past(step=step))
     if call.plan is ResumePlan.SKIP:
         return
-    last.compare_weights(process.step)
+    call.weights.compare(checkpoint_groups(last.model), process.step)
     if process.is_writer:
-        last.save_end()
+        record = call.record
+        record.writer.save_last(
+            process.step, call.epoch, lambda: last.saved(complete=True), record.ends, says_more=True
+        )
         is_first, process.trained = process.trained is None, last.model
         if is_first and process.task.cluster:
             atexit.register(leave_model, process)  # the script may train further

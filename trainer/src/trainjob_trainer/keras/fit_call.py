@@ -21,7 +21,6 @@ from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.errors import CheckpointMismatch
 from trainjob_trainer.identity import Identity
-from trainjob_trainer.keras.callback_state import TEST_METHODS, sees_batches
 from trainjob_trainer.keras.not_finite import FiniteWatch
 from trainjob_trainer.keras.pace import Looks, StepsPerExecution
 from trainjob_trainer.resume import ResumePlan
@@ -29,9 +28,7 @@ from trainjob_trainer.resume import ResumePlan
 if TYPE_CHECKING:
     from trainjob_trainer.checkpoint_manager import CheckpointWriter
     from trainjob_trainer.distribution.divergence import WeightsWatch
-    from trainjob_trainer.keras.metrics import OverAll
     from trainjob_trainer.keras.work_time import OwnTime
-    from trainjob_trainer.task import Task
 
 GROUP = "fit"
 """Name of the checkpoint group that holds a `FitState`."""
@@ -229,16 +226,6 @@ class Seen:
     batches: bool = False
     tests: bool = False
 
-    @classmethod
-    def by_any(cls, strategy: Any, task: Task, callbacks: Sequence[Any]) -> Seen:
-        """Combine the callbacks of all workers. All workers call it together and get the same result."""
-        from trainjob_trainer.distribution.collective import gather_all  # noqa: PLC0415 - needs all of TensorFlow
-
-        batches = any(sees_batches(one) for one in callbacks)
-        tests = any(sees_batches(one, TEST_METHODS) for one in callbacks)
-        told = gather_all(strategy, task, [int(batches), int(tests)])
-        return cls(*(any(one) for one in zip(*told, strict=True)))
-
 
 @dataclass(kw_only=True)
 class FitCall:
@@ -249,6 +236,8 @@ class FitCall:
         record: of its model.
         times: when it saves.
         looks: when the workers agree on whether to save or to stop.
+        watch: watch for losses, gradients and weights that are not finite.
+        weights: compares the workers' weights, if they train one model together.
         plan: what it has to do.
         skipped_to: step of the checkpoint that is restored instead, if the call is skipped.
         identity: by which a later attempt knows it, on the writer, once the model is built.
@@ -266,24 +255,22 @@ class FitCall:
         batch_size: rows of a global batch, if known.
         executions: batches per call; None: as many as Keras's.
         gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
-        has_begun: whether Keras's `fit` has been called for it; a further `fit` is a callback's.
         seen: what callbacks look at.
         is_ahead: whether steps after the reported ones are under way, so that nothing can be saved.
         is_scoring: whether an evaluation is under way.
         sees_tests: whether a callback of it looks at its batches.
         own_time: this worker's own time per step of the last call, if measured.
-        watch: watch for losses, gradients and weights that are not finite.
-        weights: compares the workers' weights, if they train one model together.
         remembered: state of the user's callbacks to put back, in the form of `callbacks.remembered`.
         resumed_groups: all groups of the checkpoint that it started from, until all are restored.
     """
 
     number: int
     epochs: int
-    metrics: OverAll
     record: ModelRecord
     times: SaveTimes
     looks: Looks
+    watch: FiniteWatch
+    weights: WeightsWatch
     plan: ResumePlan = ResumePlan.TRAIN
     skipped_to: int = 0
     identity: Identity | None = None
@@ -301,14 +288,11 @@ class FitCall:
     batch_size: int | None = None
     executions: StepsPerExecution | None = None
     gathers: bool = True
-    has_begun: bool = False
     seen: Seen = Seen()
     is_ahead: bool = False
     is_scoring: bool = False
     sees_tests: bool = False
     own_time: OwnTime | None = None
-    watch: FiniteWatch | None = None
-    weights: WeightsWatch | None = None
     remembered: Sequence[Mapping[str, Any]] = ()
     resumed_groups: HostGroups = field(default_factory=dict)
 

@@ -82,15 +82,15 @@ def interleaved(
     if not paths:
         where = f"match {files}" if isinstance(files, str) else "are named"
         raise InvalidConfiguration(f"interleaved: no files {where}; do all replicas see the data's volume?")
-    by_record = part is not None and len(paths) < part.count
-    own = paths if part is None or by_record else part.of(paths)
-    records = tf.data.Dataset.from_tensor_slices(own).interleave(
+    part = part or Part()
+    by_record = len(paths) < part.count
+    records = tf.data.Dataset.from_tensor_slices(paths if by_record else part.of(paths)).interleave(
         read or tf.data.TFRecordDataset,
         cycle_length=FILES_AT_ONCE,
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )
-    if part is not None and by_record:
+    if by_record:
         records = records.shard(part.count, part.index)
     if parse is None:
         return records
@@ -164,7 +164,7 @@ def whole_passes(dataset: Any, taken: int) -> tuple[list[Reshuffle], int, int]:
     for each follow; else all is read. A pass has to end with a batch, so some more may be read.
     """
     rows, stage = 1, dataset
-    while kind_of(stage) in _BATCHES or kind_of(stage) in _ONE_TO_ONE - {"ShuffleDataset"}:
+    while kind_of(stage) in _BATCHES | _ONE_TO_ONE - {"ShuffleDataset"}:
         rows *= int(stage._batch_size) if kind_of(stage) in _BATCHES else 1
         (stage,) = stage._inputs()
     if kind_of(stage) != "RepeatDataset":
@@ -220,13 +220,6 @@ def in_order(dataset: Any) -> Any:
     return dataset.with_options(options)
 
 
-def in_time(dataset: Any) -> Any:
-    """Return the pipeline without what TensorFlow itself reads ahead at its end."""
-    options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False
-    return dataset.with_options(options)
-
-
 class Rereading:
     """Reads again what was trained before a restart, and reports how far it is, and how long it takes.
 
@@ -279,28 +272,23 @@ _BATCHES = {"BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset"}
 
 
 def count_elements(dataset: Any) -> int:
-    """Count the elements by reading the earliest stage that tells their number."""
-    stage = equally_many(dataset)
-    if kind_of(stage) in _BATCHES:
-        rows, size = count_elements(*stage._inputs()), int(stage._batch_size)
-        return rows // size if bool(stage._drop_remainder) else -(-rows // size)
-    return int(stage.reduce(tf.constant(0, tf.int64), as_written(lambda total, *_: total + 1)))
-
-
-def equally_many(dataset: Any) -> Any:
-    """Return the earliest stage of a pipeline with as many elements: counting needs no later stage.
-
-    Decoding images takes far longer than reading them.
-    """
-    while kind_of(dataset) in _ONE_TO_ONE:
-        (dataset,) = dataset._inputs()
-    return dataset
+    """Count the elements by reading `earliest_of_length`."""
+    if kind_of(dataset) in _BATCHES:
+        rows, size = count_elements(*dataset._inputs()), int(dataset._batch_size)
+        return rows // size if bool(dataset._drop_remainder) else -(-rows // size)
+    if kind_of(dataset) in _ONE_TO_ONE:
+        return count_elements(*dataset._inputs())
+    return int(dataset.reduce(tf.constant(0, tf.int64), as_written(lambda total, *_: total + 1)))
 
 
 def earliest_of_length(dataset: Any) -> Any:
-    """Return the stage that `count_elements` reads."""
-    stage = equally_many(dataset)
-    return earliest_of_length(*stage._inputs()) if kind_of(stage) in _BATCHES else stage
+    """Return the earliest stage that tells the number of elements: counting needs no later one.
+
+    Decoding images takes far longer than reading them.
+    """
+    while kind_of(dataset) in _ONE_TO_ONE | _BATCHES:
+        (dataset,) = dataset._inputs()
+    return dataset
 
 
 def shared_out(strategy: Any, of_worker: Callable[[Any], Any]) -> Any:
@@ -326,16 +314,13 @@ def read_on_cpu(strategy: Any, shared: Any) -> Any:
 
 def shuffle_buffer(dataset: Any) -> int:
     """Return how many examples are held for shuffling: all of them, or as many as fit in `SHUFFLE_BYTES`."""
-    size = max(1, sum(_part_bytes(part) for part in tf.nest.flatten(dataset.element_spec)))
+    size = 0
+    for part in tf.nest.flatten(dataset.element_spec):
+        shape = getattr(part, "shape", None)
+        is_known = shape is not None and shape.is_fully_defined() and part.dtype != tf.string
+        size += math.prod(part.shape.as_list()) * part.dtype.size if is_known else _UNKNOWN_EXAMPLE_BYTES
     known = int(dataset.cardinality())
-    return max(1, min(known if known > 0 else SHUFFLE_BYTES, SHUFFLE_BYTES // size))
-
-
-def _part_bytes(part: Any) -> int:
-    shape = getattr(part, "shape", None)
-    if shape is None or not shape.is_fully_defined() or part.dtype == tf.string:
-        return _UNKNOWN_EXAMPLE_BYTES
-    return int(math.prod(shape.as_list()) * part.dtype.size)
+    return max(1, min(known if known > 0 else SHUFFLE_BYTES, SHUFFLE_BYTES // max(1, size)))
 
 
 _CUT_ANEW = {"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset"}

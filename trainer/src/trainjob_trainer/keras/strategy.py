@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from trainjob_trainer.distribution.first_worker import bear_pauses, explained, wait_for_first_worker
 from trainjob_trainer.edge import exit_now
-from trainjob_trainer.environment import keeps_own_strategy
+from trainjob_trainer.environment import STRATEGY
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.keras.writers import forget_saves
 from trainjob_trainer.reporting.progress import announce, notice
@@ -155,7 +155,7 @@ def is_one_of_several(task: Task) -> bool:
 
 def trains_together(task: Task) -> bool:
     """Return whether this process's script gets the strategy of the job's workers, whatever it names."""
-    return is_one_of_several(task) and not keeps_own_strategy(os.environ)
+    return is_one_of_several(task) and os.environ.get(STRATEGY) != "own"
 
 
 def bring_in(model: Any) -> None:

@@ -15,7 +15,6 @@ from trainjob_trainer.keras.metrics import (
     read_over_all,
     results_noted,
 )
-from trainjob_trainer.keras.not_finite import OnNan
 from trainjob_trainer.keras.steps import ManySteps, announce_first_step
 from trainjob_trainer.keras.trainer import has_keras_steps, shared
 from trainjob_trainer.session import current_process
@@ -40,7 +39,7 @@ class TracedSteps:
         path, call = None, current_process().call
         step = shared(model, step, step.__name__)
         if self._trains and call is not None:
-            path = GradientPath.of(model, self._strategy, call.watch.on_nan if call.watch else OnNan.IGNORE)
+            path = GradientPath.of(model, self._strategy, call.watch.on_nan)
         with_optionals = getattr(model, "_autoconvert_optionals", None)  # only in newer versions of Keras
         self._step = step = with_optionals(step) if with_optionals else step
         self._is_own, self._uses_results, self._done = not has_keras_steps(model), False, 0
@@ -95,8 +94,7 @@ class TracedSteps:
         results, call = steps.take(data, count), process.call
         if call is not None and self._trains:
             call.own_time = steps.own_time
-            if call.watch is not None:
-                call.watch.look(steps.found, process.step + self._done)
+            call.watch.look(steps.found, process.step + self._done)
         self._done += count
         return results
 

@@ -66,14 +66,14 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
         process = current_process()
         call = process.call
         if call is not None:
-            within, call.has_begun = call.has_begun, True
-            with assigned(process, "call", None if within else call):
+            with assigned(process, "call", None):
                 return super().fit(*args, **kwargs)
         if not process.manages:
             return super().fit(*args, **kwargs)
         bound = _SIGNATURES["fit"].bind(self, *args, **kwargs)
         bound.apply_defaults()
         arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+
         if process.task.is_evaluator:
             from trainjob_trainer.keras.evaluator import follow_training  # noqa: PLC0415 - needs all of Keras
 
@@ -259,7 +259,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
 
         call = current_process().call
         function.steps = steps  # type: ignore[attr-defined]
-        function.watched_for = call and call.watch and call.watch.on_nan  # type: ignore[attr-defined]
+        function.watched_for = call and call.watch.on_nan  # type: ignore[attr-defined]
         return function
 
     def _takes_many(self) -> bool:

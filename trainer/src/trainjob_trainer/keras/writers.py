@@ -43,29 +43,23 @@ _PACKAGE = str(Path(__file__).parent.parent)
 
 
 def redirect_saving(module: ModuleType) -> None:
-    """Wrap the functions of `keras.src.saving.saving_api` that save a model or its weights to a path."""
-    _redirect(module, "save_model", "save_weights")
+    """Wrap what saves a model or its weights to a path.
 
+    That is `Model.export` of `keras.src.models.model`, and two functions of `keras.src.saving.saving_api`.
+    """
+    owner = getattr(module, "Model", module)
+    for name in ("save_model", "save_weights") if owner is module else ("export",):
+        original = getattr(owner, name)
 
-def redirect_export(module: ModuleType) -> None:
-    """Wrap `Model.export` in `keras.src.models.model`."""
-    _redirect(module.Model, "export")
+        def redirected(
+            model: Any, filepath: Any, *args: Any, _original: Any = original, **kwargs: Any
+        ) -> Any:
+            if not isinstance(filepath, (str, Path)):  # an open file is left to the script
+                return _original(model, filepath, *args, **kwargs)
+            with written(str(filepath)) as path:
+                return _original(model, path, *args, **kwargs)
 
-
-def _redirect(owner: Any, *names: str) -> None:
-    for name in names:
-        setattr(owner, name, _redirected(getattr(owner, name)))
-
-
-def _redirected(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def redirected(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(filepath, (str, Path)):  # an open file is left to the script
-            return original(model, filepath, *args, **kwargs)
-        with written(str(filepath)) as path:
-            return original(model, path, *args, **kwargs)
-
-    return redirected
+        setattr(owner, name, functools.wraps(original)(redirected))
 
 
 @contextlib.contextmanager
@@ -83,12 +77,11 @@ def written(path: str) -> Iterator[str]:
     elif private_name() in path:
         yield path
     else:
-        folder = _private_folder()
-        try:
-            with _saves(process).settled(path, folder):
-                yield str(folder / Path(_whole(path)).name)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with (
+            tempfile.TemporaryDirectory(prefix=private_name(), ignore_cleanup_errors=True) as folder,
+            _saves(process).settled(path, Path(folder)),
+        ):
+            yield str(Path(folder, Path(_whole(path)).name))
 
 
 _said: list[str] = []
@@ -111,11 +104,10 @@ def _say_if_it_goes(process: PlainProcess, path: str, root: str = "/") -> None:
             )
 
 
-def _private_folder(owner: Any = None) -> Path:
+def _private_folder(owner: Any) -> Path:
     """Return a new folder, which ends with `owner`. After a kill an agent removes it, by its name."""
     folder = Path(tempfile.mkdtemp(prefix=private_name()))
-    if owner is not None:
-        weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
@@ -127,9 +119,11 @@ def isolate(callbacks: Iterable[Any]) -> None:
         if not kinds or hasattr(callback, "_trainjob_isolated"):
             continue
         callback._trainjob_isolated = True
-        for kind, (attribute, method) in _WRITE.items():
-            if kind in kinds:
-                _share(callback, attribute, method)
+        # These keep files open.
+        if "CSVLogger" in kinds:
+            _share(callback, "filename", "on_epoch_end")
+        if "TensorBoard" in kinds:
+            _share(callback, "log_dir", "on_train_end")
         if "ModelCheckpoint" in kinds:
             _make_folder_once(callback)
         if "BackupAndRestore" in kinds:
@@ -138,11 +132,8 @@ def isolate(callbacks: Iterable[Any]) -> None:
             callback.checkpointer = _NoCheckpointer()
 
 
-_WRITE = {"CSVLogger": ("filename", "on_epoch_end"), "TensorBoard": ("log_dir", "on_train_end")}
-"""Of callbacks that keep files open: what names the file or folder, and when it is whole."""
-
-
 def _share(callback: Any, attribute: str, method: str) -> None:
+    """Share the file or folder that an attribute names, and that is whole at the end of a method."""
     path, original = str(getattr(callback, attribute)), getattr(callback, method)
     process = current_process()
     if not process.is_writer:
@@ -179,7 +170,7 @@ def _share_backup(callback: Any) -> None:
             original._save_model(private)
 
     def on_train_end(logs: Any = None) -> None:
-        if folder is not None and not saves.is_own(path):
+        if folder is not None and _whole(path) not in saves.own:
             return
         try:
             original.on_train_end(callback, logs)
@@ -220,8 +211,8 @@ class _NoCheckpointer:
 
 def _saves(process: PlainProcess) -> Saves:
     environment, others = process.environment, len(process.task.trainees) > 1
-    name = f".saves-{environment.attempt}.jsonl"
-    return _saves_in(environment.checkpoint_dir / name if others else None, process.task.is_evaluator)
+    file = environment.checkpoint_dir / f".saves-{environment.attempt}.jsonl" if others else None
+    return _saves_in(file, is_evaluator=process.task.is_evaluator)
 
 
 def forget_saves(process: PlainProcess) -> None:
@@ -236,7 +227,7 @@ class Saves:
     """What the writer saves, in a file for all replicas: line of the script, how often there, path, stamp.
 
     Without `file` there are no others. A line is known by all lines that lead to it; its n-th save is the
-    n-th one on each replica.
+    n-th one on each replica. `own` are the paths at which this replica has a file of its own.
     """
 
     def __init__(self, file: Path | None, *, is_evaluator: bool = False) -> None:
@@ -246,7 +237,7 @@ class Saves:
         self._seen: dict[tuple[str, int], dict[str, Any]] = {}
         self._read_to = 0
         self._silent: set[str] = set()
-        self._own: set[str] = set()
+        self.own: set[str] = set()
 
     @contextlib.contextmanager
     def noted(self, path: str) -> Iterator[None]:
@@ -271,7 +262,7 @@ class Saves:
             return
         if self._read_to and self._file is not None and not self._file.exists():
             raise Fenced(f"{path} is left alone: a newer start of this job has taken over")
-        self._own.add(_whole(path))
+        self.own.add(_whole(path))
         Path(_whole(path)).parent.mkdir(parents=True, exist_ok=True)
         for one in folder.iterdir():
             target = Path(_whole(path)).with_name(one.name)
@@ -282,13 +273,9 @@ class Saves:
                 shutil.copyfile(one, new)
                 new.replace(target)
 
-    def is_own(self, path: str) -> bool:
-        """Return whether this replica has a file of its own there."""
-        return _whole(path) in self._own
-
     def _is_writers(self, path: str, line: str, count: int) -> bool:
         if self._is_evaluator:  # it is at other lines, and leaves what is there
-            return _REMOTE in path or (Path(path).exists() and path not in self._own)
+            return _REMOTE in path or (Path(path).exists() and path not in self.own)
         until = time.monotonic() + (0 if line in self._silent else WAIT_SECONDS)
         pause, longest = _LOOK_SECONDS
         while True:
@@ -334,7 +321,7 @@ class Saves:
                 self._seen[save["line"], save["count"]] = save
 
 
-_saves_in = functools.cache(lambda file, is_evaluator: Saves(file, is_evaluator=is_evaluator))
+_saves_in = functools.cache(Saves)
 
 
 def _whole(path: str) -> str:
@@ -343,13 +330,11 @@ def _whole(path: str) -> str:
 
 def _stamp(path: str) -> list[int] | None:
     """Return size and time of the last change, by which a file is the same one; None without a file."""
-    try:
-        # Opening it has a network file system ask the server.
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        state = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    return [state.st_size, state.st_mtime_ns]
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)  # has a network file system ask the server
+        try:
+            state = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        return [state.st_size, state.st_mtime_ns]
+    return None
