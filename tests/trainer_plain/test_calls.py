@@ -15,7 +15,7 @@ from tensorflow.python.distribute import values
 
 from support.trainer.alone import prepare_fit
 from trainjob_trainer.evaluation import Scoring
-from trainjob_trainer.keras import traced_steps
+from trainjob_trainer.keras import steps as keras_steps
 from trainjob_trainer.keras.data import (
     EVALUATION_BATCHES,
     Batches,
@@ -412,7 +412,7 @@ def used(model: Any) -> dict[str, Any]:
 def test_an_own_step_reads_metrics_in_the_last_batch_alone_unless_it_uses_them(
     logs: Any, meets_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traced_steps, "has_keras_steps", lambda _: False)
+    monkeypatch.setattr(keras_steps, "has_keras_steps", lambda _: False)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae"])
     data = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
@@ -422,7 +422,7 @@ def test_an_own_step_reads_metrics_in_the_last_batch_alone_unless_it_uses_them(
         model.test_step(data)
         return logs(model)
 
-    steps = traced_steps.TracedSteps(model, step, lambda logs: tf.nest.map_structure(tf.identity, logs))
+    steps = keras_steps.TracedSteps(model, step, lambda logs: tf.nest.map_structure(tf.identity, logs))
     local, seen, batches = steps._local, steps._seen, iter(tf.data.Dataset.from_tensors(data).repeat(4))
     taken: list[tuple[Any, int]] = []
     run = steps._run

@@ -34,7 +34,7 @@ import tensorflow as tf  # noqa: E402
 
 from trainjob_trainer import train_and_evaluate  # noqa: E402
 from trainjob_trainer.checkpoint.snapshot import local_components  # noqa: E402
-from trainjob_trainer.keras.traced_steps import TracedSteps  # noqa: E402
+from trainjob_trainer.keras.steps import TracedSteps  # noqa: E402
 
 if arguments.operation_first:
     tf.constant(1) + 1

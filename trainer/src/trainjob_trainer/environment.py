@@ -255,7 +255,7 @@ class Environment:
             generation=Generation.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
             reported_step=_parse_number(env, "TRAINJOB_REPORTED_STEP", least=0),
             reported_checkpoint=_parse_number(env, "TRAINJOB_REPORTED_CHECKPOINT", least=0),
-            has_agent=is_from_agent(env),
+            has_agent=bool(env.get("TRAINJOB_STATE_DIR")),
             spec=env.get("TRAINJOB_SPEC", ""),
         )
 
@@ -299,8 +299,3 @@ def _parse_number(env: Mapping[str, str], variable: str, *, least: int) -> int |
     if not (text.isascii() and text.isdigit()) or int(text) < least:
         raise InvalidConfiguration(f"{variable}: must be a number from {least}, got {text!r}")
     return int(text)
-
-
-def is_from_agent(env: Mapping[str, str]) -> bool:
-    """Return whether an agent has started a process with this environment."""
-    return bool(env.get("TRAINJOB_STATE_DIR"))

@@ -122,8 +122,16 @@ class WeightsWatch:
         parts = [own[0] >> shift & _32_BITS for shift in (0, 32, 64)]
         told = gather_all(self._strategy, self._task, [int(len(set(own)) > 1), *parts])
         apart = find_apart([None if is_torn else tuple(found) for is_torn, *found in told])
-        if apart is not None:
-            self._raise(apart, variables, step)
+        if apart is None:
+            return
+        sums = [[_checksum(component) for component in local_components(one)] for one in variables]
+        told = gather_all(self._strategy, self._task, [one[0] for one in sums])
+        differ = [len({*(other[k] for other in told), *one}) > 1 for k, one in enumerate(sums)]
+        names = [variable_name(one) for one, does in zip(variables, differ) if does]
+        sentence = describe(apart, self._task.trainees, names, step)
+        if self._task.rank in apart.ranks:
+            raise WeightsDiverged(sentence)
+        raise PeerLost(f"{self._task.replica} can't go on with the others: {sentence}")
 
     def _agreed(self) -> bool:
         strategy, task = self._strategy, self._task
@@ -136,16 +144,6 @@ class WeightsWatch:
                 "differently: their weights are not compared"
             )
         return len(set(kinds)) == 1 and _NOT_WANTED not in kinds
-
-    def _raise(self, apart: Apart, variables: Sequence[Any], step: int) -> None:
-        own = [[_checksum(component) for component in local_components(one)] for one in variables]
-        told = gather_all(self._strategy, self._task, [one[0] for one in own])
-        differ = [len({other[k] for other in told}) > 1 or len(set(own[k])) > 1 for k in range(len(own))]
-        names = [variable_name(one) for one, does in zip(variables, differ) if does]
-        sentence = describe(apart, self._task.trainees, names, step)
-        if self._task.rank in apart.ranks:
-            raise WeightsDiverged(sentence)
-        raise PeerLost(f"{self._task.replica} can't go on with the others: {sentence}")
 
 
 def has_gpus() -> bool:

@@ -18,25 +18,21 @@ _SECONDS_A_LOOK = 1.0
 
 def listens(address: str) -> bool:
     """Return whether `host:port` accepts a connection; an invalid address does not."""
-    try:
-        _connect(address, _SECONDS_A_LOOK)
-    except (OSError, ValueError, OverflowError):
-        return False
-    return True
+    return _connect(address, _SECONDS_A_LOOK) is None
 
 
 def is_gone(address: str | None) -> bool:
     """Return whether `host:port` refuses a connection; a host that does not respond may still be there."""
-    try:
-        _connect(address or "", _SECONDS_A_LOOK / 2)
-    except (OSError, ValueError, OverflowError) as error:
-        return isinstance(error, ConnectionRefusedError)
-    return False
+    return isinstance(_connect(address or "", _SECONDS_A_LOOK / 2), ConnectionRefusedError)
 
 
-def _connect(address: str, seconds: float) -> None:
+def _connect(address: str, seconds: float) -> Exception | None:
     host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except (OSError, ValueError, OverflowError) as error:
+        return error
+    return None
 
 
 PATIENCE_SECONDS = 10.0

@@ -73,9 +73,8 @@ class InitialValues:
             return
         pending, self._pending = self._pending, []
         with tf.init_scope():  # a step may be in the middle of its tracing
-            hashes = []
-            for value in (local_components(one)[0].numpy() for one in pending):
-                hashes.append(_hash(f"{value.shape} {value.dtype}".encode() + value.tobytes()))
+            values = (local_components(one)[0].numpy() for one in pending)
+            hashes = [_hash(f"{one.shape} {one.dtype}".encode() + one.tobytes()) for one in values]
             mine = [len(pending), _hash(repr(hashes).encode())]
             found, names = gather_all(self._strategy, self._task, mine), self._task.trainees
             for name, (count, _) in zip(names, found):

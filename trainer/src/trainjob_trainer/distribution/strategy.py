@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from trainjob_trainer.distribution.first_worker import bear_pauses, explained
 from trainjob_trainer.distribution.first_worker import listens as is_listening
-from trainjob_trainer.environment import is_from_agent
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.patches import prepare
 from trainjob_trainer.reporting.progress import ProgressFile, announce
@@ -85,7 +84,7 @@ def build_strategy(task: Task, *, progress: ProgressFile | None = None) -> Any:
 def _build_coordinated(task: Task, progress: ProgressFile) -> Any:
     # Otherwise a call to a dead worker waits for its return, instead of being sent to another worker.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
-    bear_pauses(has_agent=is_from_agent(os.environ))
+    bear_pauses(has_agent=bool(os.environ.get("TRAINJOB_STATE_DIR")))
     progress.update(state="waiting")
     wait_for_servers(task)
     # Variables are not sharded over the servers: Keras 3 can't take the gradient of a sharded one.

@@ -61,11 +61,16 @@ _WEIGHTS = "best-weights-{}"
 
 def remembered(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
     """Return one entry per callback: its class and state, both empty for a class not in `_MEMORY`."""
-    return [
-        {"kind": kind, **_values(callback, kind), _OWN: _own_values(callback)}
-        for callback in callbacks
-        for kind in [_kind(callback)]
-    ]
+    entries = []
+    for callback in callbacks:
+        kind = _kind(callback)
+        values = {name: getattr(callback, name, None) for name in _MEMORY.get(kind, ())}
+        if kind == "CSVLogger":
+            with contextlib.suppress(OSError):
+                values[_FILE_SIZE] = os.path.getsize(callback.filename)  # noqa: PTH202
+        known = {name: value for name, value in values.items() if value is not None}
+        entries.append({"kind": kind, **known, _OWN: _own_values(callback)})
+    return entries
 
 
 def remembered_weights(callbacks: Sequence[Any]) -> HostGroups:
@@ -137,14 +142,6 @@ def _own_values(callback: Any) -> dict[str, str]:
         return {}
     values = {name: one for name, one in vars(callback).items() if name not in ("params", "_model")}
     return {"class": type(callback).__name__, **{name: _TEXTS.repr(one) for name, one in values.items()}}
-
-
-def _values(callback: Any, kind: str) -> dict[str, Any]:
-    values = {name: getattr(callback, name, None) for name in _MEMORY.get(kind, ())}
-    if kind == "CSVLogger":
-        with contextlib.suppress(OSError):
-            values[_FILE_SIZE] = os.path.getsize(callback.filename)  # noqa: PTH202
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def keras_kinds(callback: Any) -> set[str]:

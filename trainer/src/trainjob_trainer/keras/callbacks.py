@@ -133,9 +133,9 @@ class AtEnd(Scoring):
         """Called by Keras; `save_end` saves the state after the last epoch, once all callbacks have ended."""
         call = self.call
         call.epoch = epoch + 1
-        call.epochs_run.append(epoch)
+        call.kept.epochs.append(epoch)
         for name, value in (logs or {}).items():
-            call.history.setdefault(name, []).append(value)
+            call.kept.history.setdefault(name, []).append(value)
         figures = self.figures(logs)
         self.process.progress.update(**by_loss(figures))
         if self.process.is_writer:
@@ -237,13 +237,9 @@ class AtEnd(Scoring):
 
 def listed(callbacks: Any) -> list[Any]:
     """Return the script's callbacks as a flat list, from any form that Keras accepts."""
-    if callbacks is None:
-        return []
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
-    if isinstance(callbacks, (list, tuple)):
-        return [one for item in callbacks for one in listed(item)]
-    return [callbacks]
+    return [one for one in keras.tree.flatten(callbacks) if one is not None]
 
 
 def with_ours(callbacks: Any, first: Any, last: Any, model: Any) -> Any:

@@ -137,8 +137,8 @@ def part(
         # tf.data passes a tuple as several arguments.
         batch = components if isinstance(dataset.element_spec, tuple) else components[0]
         counts = [_count(one) for one in tf.nest.flatten(batch) if _has_rows(one)]
-        are_equal = tf.debugging.Assert(tf.reduce_all(tf.equal(counts, counts[0])), [UNEQUAL_ROWS])
-        with tf.control_dependencies([are_equal] if of > 1 else []):
+        is_equal = tf.reduce_all(tf.equal(counts, counts[0]))
+        with tf.control_dependencies([tf.debugging.Assert(is_equal, [UNEQUAL_ROWS])] if of > 1 else []):
             total = tf.identity(counts[0])
         begin, end, copies = total * number // of, total * (number + 1) // of, 1
         if fills:
@@ -342,10 +342,12 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
                 length = tf.data.experimental.assert_cardinality(count_elements(dataset))
                 dataset = adapter._dataset = dataset.apply(length)
             self._num_batches = adapter.num_batches
-        is_ours = _is_ours_to_share(dataset)
+        policies = tf.data.experimental.AutoShardPolicy
+        chosen = dataset.options().experimental_distribute.auto_shard_policy
+        self._is_ours = chosen in (policies.AUTO, policies.DATA, policies.FILE) and has_rows(dataset)
         if self.trains and collective and process.is_writer and process.task.num_workers > 1:
             workers = f"each of {process.task.num_workers} workers"
-            if not is_ours:
+            if not self._is_ours:
                 reads = "TensorFlow shares it among the workers, by its auto_shard_policy"
             elif self.files is not None:
                 reads = f"{workers} reads files of its own, and begins them again at their end"
@@ -358,7 +360,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
             is_array = type(adapter).__name__ == "ArrayDataAdapter"
             is_same = is_array or (self.pipeline is not None and is_fixed(dataset))
             is_known = self._num_batches is not None and not (self.steps_per_epoch or needs_iterators)
-            self.is_endless = is_known and is_same and self.files is None and is_ours
+            self.is_endless = is_known and is_same and self.files is None and self._is_ours
         if not self.trains:
             return self._bounded(dataset, 1)
         return dataset if call is None else self._bounded(dataset, call.epochs - call.epoch)
@@ -401,9 +403,9 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
         call = current_process().call
         if call is not None and call.data is self:
             if self._drawn is not None:  # an iterator that serves several epochs counts on by itself
-                number = call.iterators if self.steps_per_epoch else call.epoch
+                number = call.kept.iterators if self.steps_per_epoch else call.epoch
                 self._drawn.assign(call.number * 2**32 + number)
-            call.iterators += 1
+            call.kept.iterators += 1
         if self.rows is not None:
             self.rows.begin(call.epoch if call is not None else 0)
         return self._distributed_dataset
@@ -423,17 +425,40 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
 
     def _distributed(self, dataset: Any) -> Any:
         """Distribute the data set, so that each worker reads its own part."""
-        strategy, replicas = self._distribute_strategy, self._replicas
-        if not self._is_mirrored or not _is_ours_to_share(dataset):
+        strategy, replicas, task = self._distribute_strategy, self._replicas, current_process().task
+        if not self._is_mirrored or not self._is_ours:
             return read_on_cpu(strategy, strategy.experimental_distribute_dataset(dataset))
-        whole = self._by_rows(dataset) if self.files is None else None
+        if self.files is None:
+            is_array = type(self.data_adapter).__name__ == "ArrayDataAdapter"
+            rest = (self.data_adapter.partial_batch_size or self.size) if is_array else None
+            is_enough = (rest or 0) >= replicas
+            whole = dataset.repeat() if self.is_endless else dataset
+            if task.num_workers > 1 and current_process().setting("compare_data"):
+                steps = self.steps_per_epoch or self._num_batches or 0
+                self.rows = SameRows(strategy, task, of_epoch=steps)
+                whole = self.rows.hashed(whole)
+            if self._predicts and not is_enough:
+                whole = fill_rest(whole, replicas)
+            if self.size and rest:
+                are_unequal = bool(self.size % replicas or rest % replicas)
+            else:
+                are_unequal = not are_equal(dataset, replicas)
+            weighed = are_unequal and not self._predicts
 
         def own(context: Any) -> Any:
             local = replicas // context.num_input_pipelines
-            if whole is None:
+            if self.files is not None:
                 mine = self.files.repeat().rebatch(self.size // replicas, drop_remainder=True)
             else:
-                mine = whole(first=context.input_pipeline_id * local, count=local)
+                mine = part(
+                    whole,
+                    first=context.input_pipeline_id * local,
+                    count=local,
+                    of=replicas,
+                    weighed=weighed,
+                    fills=weighed and not is_enough,
+                    reads_ahead=self.reads_ahead,
+                )
             # Keras counts the batches and stops at the last one. Where their number isn't known, TensorFlow
             # has all workers agree before each batch on whether there is one.
             if not self.is_open:
@@ -445,33 +470,6 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
             return mine.with_options(options)
 
         return shared_out(strategy, own)
-
-    def _by_rows(self, dataset: Any) -> Callable[..., Any]:
-        """Return what cuts the parts of `count` devices, from device `first` on, out of each batch."""
-        replicas, adapter, task = self._replicas, self.data_adapter, current_process().task
-        is_array = type(adapter).__name__ == "ArrayDataAdapter"
-        rest = (adapter.partial_batch_size or self.size) if is_array else None
-        is_enough = (rest or 0) >= replicas
-        whole = dataset.repeat() if self.is_endless else dataset
-        if task.num_workers > 1 and current_process().setting("compare_data"):
-            steps = self.steps_per_epoch or self._num_batches or 0
-            self.rows = SameRows(self._distribute_strategy, task, of_epoch=steps)
-            whole = self.rows.hashed(whole)
-        if self._predicts and not is_enough:
-            whole = fill_rest(whole, replicas)
-        if self.size and rest:
-            are_unequal = bool(self.size % replicas or rest % replicas)
-        else:
-            are_unequal = not are_equal(dataset, replicas)
-        weighed = are_unequal and not self._predicts
-        return functools.partial(
-            part,
-            whole,
-            of=replicas,
-            weighed=weighed,
-            fills=weighed and not is_enough,
-            reads_ahead=self.reads_ahead,
-        )
 
     def _own_files(self, dataset: Any) -> Any:
         """Return the batches of one worker's files, which it reads again and again, so that none runs out.
@@ -531,7 +529,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
             if self.reopens:
                 pass_over(self.stages, 0, 1)
                 if trains is not None:
-                    trains.iterators += 1
+                    trains.kept.iterators += 1
         self.data_adapter.on_epoch_end()
 
     def _calls_of_keras(self, call: Any, trains: Any, *, is_ours: bool) -> Iterator[tuple[Any, ...]]:
@@ -610,21 +608,21 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
 
         If it goes on, the iterator in use is left to `_go_on`.
         """
-        for _ in call.epochs_run:
+        for _ in call.kept.epochs:
             self.data_adapter.on_epoch_begin()
             self.data_adapter.on_epoch_end()
-        passes = -(-call.iterators // 2) if self.reopens else call.iterators
-        _replay(call, self.pipeline, self.stages, passes, call.iterators - passes)
-        if call.taken and not goes_on:
-            _replay(call, self.pipeline, self.stages, 1, most=call.taken)
+        passes = -(-call.kept.iterators // 2) if self.reopens else call.kept.iterators
+        _replay(call, self.pipeline, self.stages, passes, call.kept.iterators - passes)
+        if call.kept.taken and not goes_on:
+            _replay(call, self.pipeline, self.stages, 1, most=call.kept.taken)
         if isinstance(validation, tf.data.Dataset):
             length = int(validation.cardinality())
-            opened = call.validations if 0 < length <= (validation_steps or length) else 0
-            _replay(call, validation, reshuffles(validation), call.validations, opened, validation_steps)
+            opened = call.kept.validations if 0 < length <= (validation_steps or length) else 0
+            _replay(call, validation, reshuffles(validation), call.kept.validations, opened, validation_steps)
 
     def _go_on(self, call: Any) -> None:
         """Before the first epoch after a restart, bring an iterator of several epochs to where it was."""
-        taken, call.taken = call.taken, 0
+        taken, call.kept.taken = call.kept.taken, 0
         if not (taken and self.steps_per_epoch) or self._current_iterator is not None:
             return
         found: list[Reshuffle] = []
@@ -743,9 +741,3 @@ def shard(dataset: Any, part: WorkerPart) -> Any:
 
 _tell_once = functools.cache(announce)
 """Logs a sentence once, even if a script trains on the same data several times."""
-
-
-def _is_ours_to_share(dataset: Any) -> bool:
-    policies = tf.data.experimental.AutoShardPolicy
-    chosen = dataset.options().experimental_distribute.auto_shard_policy
-    return chosen in (policies.AUTO, policies.DATA, policies.FILE) and has_rows(dataset)

@@ -87,7 +87,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         model._initial_epoch = None
         process.call = None
     if history is not None:
-        history.epoch, history.history = call.epochs_run, call.history
+        history.epoch, history.history = list(call.kept.epochs), dict(call.kept.history)
     return history
 
 
@@ -134,10 +134,10 @@ def _end(process: PlainProcess, call: FitCall, last: AtEnd) -> None:
 
     Raises OutputUnwritable if the checkpoint can't be written, and NotFinite if the weights are not finite.
     """
-    step = call.skipped_to if call.plan is ResumePlan.SKIP else process.step
-    call.record.past.append(call.as_past(step=step))
     if call.plan is ResumePlan.SKIP:
+        call.record.past.append(call.as_past())
         return
+    call.record.past.append(call.as_past(step=process.step))
     call.weights.compare(checkpoint_groups(last.model), process.step)
     if process.is_writer:
         record = call.record

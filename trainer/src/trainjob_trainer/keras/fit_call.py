@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,23 +78,25 @@ class SaveTimes:
         self._took = self._saved_at - began
 
 
-@dataclass(frozen=True)
+@dataclass
 class PastCall:
-    """A call that has ended, or is under way.
+    """What is kept of a call that has ended, or is under way.
 
     Attributes:
-        epochs: numbers of the epochs in its `History`.
+        epochs: numbers of the epochs in its `History`, including those of earlier attempts.
         history: the rest of its `History`.
-        step: step of the checkpoint at its end; 0 before its end.
-        identity: by which a later attempt knows it; the writer alone has it.
+        step: step of the checkpoint at its end, or of the one restored instead; 0 before its end.
+        identity: by which a later attempt knows it; the writer alone has it, once the model is built.
         failed: an error ended it, and the script continued.
-        iterators: how many iterators of its training data Keras has done with: the order may depend on it.
-        taken: batches taken of another one, which serves several epochs or was in use.
+        iterators: how many iterators of its training data Keras has done with: the order may depend on it. Of
+            the call under way one in use counts.
+        taken: batches taken of another one, which serves several epochs or was in use; of the call under way
+            until the data stands there.
         validations: how often its validation data was read.
     """
 
-    epochs: Sequence[int] = ()
-    history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    epochs: list[int] = field(default_factory=list)
+    history: dict[str, list[Any]] = field(default_factory=dict)
     step: int = 0
     identity: Identity | None = None
     failed: bool = False
@@ -239,19 +241,13 @@ class FitCall:
         watch: watch for losses, gradients and weights that are not finite.
         weights: compares the workers' weights, if they train one model together.
         plan: what it has to do.
-        skipped_to: step of the checkpoint that is restored instead, if the call is skipped.
-        identity: by which a later attempt knows it, on the writer, once the model is built.
-        epochs_run: numbers of the epochs in its `History`, including those of earlier attempts.
-        history: metrics of these epochs.
+        kept: what is kept of it, of earlier attempts too.
         settings: result of `resume.settings_of` for it, once the model is built.
         every: a TensorFlow call ends at each multiple of these steps, since a checkpoint may be due.
         epoch: Keras's number of the epoch under way, from 0.
         midway: an epoch's number, and how many of its batches an earlier attempt took.
         rereads: whether all is read again that the order needs (`exact`), or one epoch at most (`epoch`).
         data: Keras's iterator of the epochs of the training data.
-        iterators: as in `PastCall`; one in use counts.
-        taken: as in `PastCall`, until the data stands there.
-        validations: as in `PastCall`.
         batch_size: rows of a global batch, if known.
         executions: batches per call; None: as many as Keras's.
         gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
@@ -272,19 +268,13 @@ class FitCall:
     watch: FiniteWatch
     weights: WeightsWatch
     plan: ResumePlan = ResumePlan.TRAIN
-    skipped_to: int = 0
-    identity: Identity | None = None
-    epochs_run: list[int] = field(default_factory=list)
-    history: dict[str, list[Any]] = field(default_factory=dict)
+    kept: PastCall = field(default_factory=PastCall)
     settings: Mapping[str, Any] = field(default_factory=dict)
     every: int | None = None
     epoch: int = 0
     midway: tuple[int, int] = (0, 0)
     rereads: str = "exact"
     data: Any = None
-    iterators: int = 0
-    taken: int = 0
-    validations: int = 0
     batch_size: int | None = None
     executions: StepsPerExecution | None = None
     gathers: bool = True
@@ -309,12 +299,5 @@ class FitCall:
             in_use = int(data._current_iterator is not None)
         elif data is not None and data.reopens and batches == data._num_batches:
             in_use = 2  # before a validation, Keras has opened the next one
-        return PastCall(
-            tuple(self.epochs_run),
-            dict(self.history),
-            identity=self.identity,
-            iterators=self.iterators - in_use,
-            taken=data._steps_seen if in_use else self.taken,
-            validations=self.validations,
-            **facts,
-        )
+        taken = data._steps_seen if in_use else self.kept.taken
+        return replace(self.kept, iterators=self.kept.iterators - in_use, taken=taken, **facts)

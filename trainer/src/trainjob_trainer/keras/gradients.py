@@ -194,7 +194,10 @@ class Traced:
 
 @dataclass
 class _Notes:
-    """Notes on one step of all devices of this process: each is traced up to the merge, then the next."""
+    """Notes on one step of all devices of this process: each is traced up to the merge, then the next.
+
+    Without a `graph` nothing is noted.
+    """
 
     graph: Any
     losses: dict[int, Any] = field(default_factory=dict)
@@ -238,16 +241,10 @@ class GradientPath:
     @contextmanager
     def summing(self) -> Iterator[None]:
         """Only sum gradients where necessary, while other code traces or runs a step."""
-        notes = self._notes
-        if notes is not None:
+        if self._notes is not None:
             yield
             return
-        with ExitStack() as stack:
-            self._notes = _Notes(None)
-            stack.callback(setattr, self, "_notes", None)
-            for optimizer in self._optimizers:
-                globally = are_needed(optimizer, self._strategy)
-                _replace(stack, optimizer, "apply", weighed(_summing(optimizer, globally=globally)))
+        with self._standing_between(_Notes(None)):
             yield
 
     def trace(self, step: Callable[[], Any]) -> Traced:
@@ -273,8 +270,11 @@ class GradientPath:
             stack.callback(setattr, self, "_notes", None)
             for optimizer in self._optimizers:
                 _replace(stack, optimizer, "apply", weighed(self._passing(optimizer, notes)))
-                _share_update(stack, inner_of(optimizer))
-            for optimizer in self._optimizers[:1]:
+                inner = inner_of(optimizer)
+                update = getattr(inner, _UPDATE, None)
+                if notes.graph is not None and update is not None:
+                    _replace(stack, inner, _UPDATE, shared_update(inner, update, inner._get_variable_index))
+            for optimizer in self._optimizers[:1] if notes.graph is not None else ():
                 _replace(stack, optimizer, "scale_loss", _noting_loss(optimizer, notes))
             yield
 
@@ -286,13 +286,18 @@ class GradientPath:
         def passing(gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
             _note_gathered(gradients, variables)
             loss = _loss_share(notes) if is_main else tf.constant(0.0)
-            if is_main:
+            if is_main and notes.graph is not None:
                 notes.moments.append(gradients_moment(gradients))
             if self.on_nan is not OnNan.IGNORE:
                 notes.faults.append(~_are_finite(gradients, loss, optimizer))
             gradients = sum_fixed_rows(gradients)
             if self.on_nan is OnNan.SKIP:
-                condition = self._condition(optimizer, notes)
+
+                def condition(summed: Sequence[Any], losses: Sequence[Any]) -> Any:
+                    finite = _are_finite(summed, losses[0], optimizer)
+                    notes.skipped.append(~finite)
+                    return finite
+
                 apply_globally(optimizer, apply, gradients, variables, shares=[loss], condition=condition)
             elif globally:
                 apply_globally(optimizer, apply, gradients, variables)
@@ -300,14 +305,6 @@ class GradientPath:
                 apply(gradients, variables)
 
         return passing
-
-    def _condition(self, optimizer: Any, notes: _Notes) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        def condition(gradients: Sequence[Any], losses: Sequence[Any]) -> Any:
-            finite = _are_finite(gradients, losses[0], optimizer)
-            notes.skipped.append(~finite)
-            return finite
-
-        return condition
 
     def _keeping(self, step: Callable[[], Any], notes: _Notes) -> None:
         before = [tf.identity(one) for one in self._kept]
@@ -325,26 +322,6 @@ def any_of(flags: Sequence[Any]) -> Any:
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
     stack.callback(delattr, owner, name)
-
-
-def _share_update(stack: ExitStack, optimizer: Any) -> None:
-    own = getattr(optimizer, _UPDATE, None)
-    if own is not None:
-        _replace(stack, optimizer, _UPDATE, shared_update(optimizer, own, optimizer._get_variable_index))
-
-
-def _summing(optimizer: Any, *, globally: bool) -> Callable[..., None]:
-    apply = optimizer.apply
-
-    def summing(gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
-        gradients = sum_fixed_rows(gradients)
-        _note_gathered(gradients, variables)
-        if globally:
-            apply_globally(optimizer, apply, gradients, variables)
-        else:
-            apply(gradients, variables)
-
-    return summing
 
 
 def _note_gathered(gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
@@ -377,21 +354,16 @@ def _are_finite(gradients: Sequence[Any], loss: Any, optimizer: Any) -> Any:
     """Return whether the gradients and the loss are finite, by their sum.
 
     A loss scale makes gradients overflow at times, and is halved each time until it fits. At 1 or less an
-    overflow is a fault.
+    overflow is a fault. Finite values overflow the sum only if some are 1e30.
     """
-    total = _total(gradients)
+    values = [getattr(one, "values", one) for one in gradients if one is not None]
+    wide = [tf.cast(one, tf.float32) if one.dtype.size < 4 else one for one in values]
+    sums = [tf.cast(tf.reduce_sum(one), tf.float32) for one in wide]
+    total = tf.add_n(sums) if sums else tf.constant(0.0)
     if not scales_loss(optimizer):
         return tf.math.is_finite(total + loss)
     is_scaling = tf.convert_to_tensor(optimizer.dynamic_scale) > 1.0
     return (tf.math.is_finite(total) | is_scaling) & tf.math.is_finite(loss)
-
-
-def _total(gradients: Sequence[Any]) -> Any:
-    """Return a sum that is NaN or infinite if a value is; finite values overflow it only if some are 1e30."""
-    values = [getattr(one, "values", one) for one in gradients if one is not None]
-    wide = [tf.cast(one, tf.float32) if one.dtype.size < 4 else one for one in values]
-    sums = [tf.cast(tf.reduce_sum(one), tf.float32) for one in wide]
-    return tf.add_n(sums) if sums else tf.constant(0.0)
 
 
 def _put_back(variables: Sequence[Any], values: Sequence[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -54,13 +55,13 @@ def restore(
         OutputFinished: there is nothing left to train.
         CheckpointUnavailable: the folder can't be read, or a reported checkpoint is missing.
     """
-    call.settings, call.iterators = _settings(call, model, epoch_steps), 0
+    call.settings, call.kept.iterators = _settings(call, model, epoch_steps), 0
     strategy, record = model.distribute_strategy, call.record
     number, step, plan, before, read = 0, 0, ResumePlan.TRAIN, 0, None
     if process.is_writer:
         tell_unsaved(model)
-        call.identity = _identify(call, model, arguments)
-        number, step, plan, before, read = _decide(process, call, call.identity)
+        call.kept.identity = _identify(call, model, arguments)
+        number, step, plan, before, read = _decide(process, call, call.kept.identity)
     elif not is_collective(strategy):
         return  # it trains alone, and what is saved is another process's
     number, step, chosen, before = broadcast(strategy, process.task, [number, step, plan, before])
@@ -99,7 +100,7 @@ def restore(
         if all(then.get(name) == now.get(name) for name in ("global_batch", "steps_of_an_epoch")):
             call.midway = state.epochs_done, state.batches_done
         else:
-            call.taken = 0  # that epoch starts over
+            call.kept.taken = 0  # that epoch starts over
         remedy = over
         if not process.task.is_coordinator:  # a callback runs after the checkpoint's rate has been restored
             remedy = f"set model.optimizer.learning_rate in a callback's on_train_begin, or {over}"
@@ -220,12 +221,9 @@ def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int
     record, earlier = call.record, list(state.past)
     process.step = call.times.step = max(process.step, step)
     record.past = earlier[: call.number - 1]
-    call.skipped_to = step
     if call.number == state.call:
         call.epoch = state.epochs_done
     if call.number <= len(earlier):
-        own = earlier[call.number - 1]
-        call.epochs_run = list(own.epochs)
-        call.iterators, call.taken, call.validations = own.iterators, own.taken, own.validations
-        call.history = {name: list(values) for name, values in own.history.items()}
+        end = step if call.plan is ResumePlan.SKIP else 0
+        call.kept = replace(earlier[call.number - 1], step=end, identity=call.kept.identity)
     process.progress.update(step=process.step, resumed_from=process.step, checkpoint_step=process.step)

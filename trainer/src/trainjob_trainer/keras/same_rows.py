@@ -110,7 +110,11 @@ class SameRows:
         self._forget()
 
         def hash_rows(number: Any, element: Any) -> Any:
-            hashes = [_hashes(one) for one in _tensors(element)]
+            hashes = []
+            for one in _tensors(element):
+                rows = tf.expand_dims(one, 0) if one.shape.rank == 0 else one
+                flat = tf.reshape(rows, [tf.shape(rows)[0], tf.reduce_prod(tf.shape(rows)[1:])])
+                hashes.append(tf.raw_ops.Fingerprint(data=flat, method="farmhash64"))  # 8 bytes for each
             return tf.numpy_function(self._note, [number, *hashes], tf.int64)
 
         @as_written
@@ -152,7 +156,10 @@ class SameRows:
         names = [name for name, one in zip(self._task.trainees[1:], verdicts) if one is Verdict.OTHER]
         if names and augments_at_random(self._dataset):
             if self._task.is_writer:
-                _tell_augmented()
+                _notice_once(
+                    "a random map changes every component of the training data, on each worker in another "
+                    "way: that all workers read the same rows can't be checked"
+                )
         elif names:
             raise InvalidConfiguration(describe(self._task.trainees[0], names))
 
@@ -166,29 +173,16 @@ class SameRows:
 
 def augments_at_random(dataset: Any) -> bool:
     """Return whether a parallel `map` draws random numbers: which element gets which differs by worker."""
-    ahead = [dataset]
-    while ahead:
-        one = ahead.pop()
-        if "ParallelMap" in type(one).__name__:
-            graph = one._map_func.function.graph.as_graph_def()
-            nodes = [
-                *graph.node,
-                *(node for function in graph.library.function for node in function.node_def),
-            ]
-            if any(
-                word in node.op for node in nodes for word in ("Random", "Multinomial", "TruncatedNormal")
-            ):
-                return True
-        ahead.extend(one._inputs() if hasattr(one, "_inputs") else ())
-    return False
+    if "ParallelMap" in type(dataset).__name__:
+        graph = dataset._map_func.function.graph.as_graph_def()
+        inner = [node for function in graph.library.function for node in function.node_def]
+        kinds = ("Random", "Multinomial", "TruncatedNormal")
+        if any(kind in node.op for node in [*graph.node, *inner] for kind in kinds):
+            return True
+    return any(map(augments_at_random, dataset._inputs() if hasattr(dataset, "_inputs") else ()))
 
 
-@functools.cache
-def _tell_augmented() -> None:
-    notice(
-        "a random map changes every component of the training data, on each worker in another way: that all "
-        "workers read the same rows can't be checked"
-    )
+_notice_once = functools.cache(notice)
 
 
 def describe(first: str, others: Sequence[str]) -> str:
@@ -210,12 +204,3 @@ def _tensors(element: Any) -> list[Any]:
         for one in flat
         if isinstance(one, (tf.Tensor, tf.TensorSpec)) and one.dtype not in (tf.variant, tf.resource)
     ]
-
-
-def _hashes(value: Any) -> Any:
-    """Return a hash of 8 bytes for each row of a dense tensor."""
-    if value.shape.rank == 0:
-        value = tf.expand_dims(value, 0)
-    shape = tf.shape(value)
-    flat = tf.reshape(value, [shape[0], tf.reduce_prod(shape[1:])])
-    return tf.raw_ops.Fingerprint(data=flat, method="farmhash64")

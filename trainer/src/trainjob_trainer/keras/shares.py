@@ -14,14 +14,13 @@ gradients are then both scaled, so that Keras's losses count as before.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import GeneratorType, ModuleType
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ import tensorflow as tf
 
 from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.session import assigned
 
 VARIABLE = "TRAIN_GRADIENTS"
 _AVERAGE, _SUM = "average", "sum"
@@ -212,16 +212,6 @@ class _Current(threading.local):
 _current = _Current()
 
 
-@contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
 def by_share(
     model: Any,
     step: Callable[[Any], Any],
@@ -253,7 +243,7 @@ def by_share(
             copies = tf.unstack(data.copies) if current.has_copies else (1.0, 1.0)
             values = tf.stack([data.share, *copies])
             current.read = _kept(values, handles) if own else lambda: values
-        with _set(_current, "step", current):
+        with assigned(_current, "step", current):
             try:
                 result = step(without_share(data))
             except ScalesByItself:
@@ -335,7 +325,7 @@ def weighed(apply: Callable[..., Any]) -> Callable[..., None]:
             one if one is None or getattr(to, "overwrite_with_gradient", False) else _times(one, factor)
             for one, to in zip(grads, of)
         ]
-        with _set(step, "is_weighed", value=True):
+        with assigned(step, "is_weighed", value=True):
             apply(gradients, variables)
 
     return weighing
@@ -381,7 +371,7 @@ def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 
 def _called(step: _Step, original: Any, loss: Any, *arguments: Any, **named: Any) -> Any:
-    with _set(step, "loss", loss):
+    with assigned(step, "loss", loss):
         return original(loss, *arguments, **named)
 
 

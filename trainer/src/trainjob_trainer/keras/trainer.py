@@ -97,7 +97,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
             sees_tests |= not are_keras_own(type(self), _MAKERS)  # such a function may take one batch a call
             with assigned(call, "sees_tests", sees_tests), assigned(call, "is_scoring", True):
                 results = super().evaluate(*positional, **named)
-            call.validations += is_validation
+            call.kept.validations += is_validation
             return results
 
     @functools.wraps(KerasTrainer.predict)
@@ -220,8 +220,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
         from trainjob_trainer.keras.gradients import GradientPath  # noqa: PLC0415 - needs all of Keras
         from trainjob_trainer.keras.metrics import read_over_all  # noqa: PLC0415 - as above
         from trainjob_trainer.keras.model import optimizers_of  # noqa: PLC0415 - as above
-        from trainjob_trainer.keras.steps import in_parts  # noqa: PLC0415 - as above
-        from trainjob_trainer.keras.traced_steps import TracedSteps  # noqa: PLC0415 - as above
+        from trainjob_trainer.keras.steps import TracedSteps, in_parts  # noqa: PLC0415 - as above
 
         strategy, jit_compile = self.distribute_strategy, self.jit_compile
         takes_many = self._takes_many()

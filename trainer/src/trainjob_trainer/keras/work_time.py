@@ -39,8 +39,19 @@ def moment_after(tensors: Sequence[Any]) -> Any:
 
 
 def gradients_moment(gradients: Sequence[Any]) -> Any:
-    """Return when a device's gradients are computed, as `moment_after`; None stands for no gradient."""
-    return moment_after(_computed(gradients))
+    """Return when a device's gradients are computed, as `moment_after`; None stands for no gradient.
+
+    A GPU's operations count as done when they are queued; only a copy to the host shows that they have ended.
+    That is a number of the smallest gradient, after all gradients.
+    """
+    values = [getattr(one, "values", one) for one in gradients if one is not None]
+    if not values:
+        return moment_after([])
+    smallest = min(values, key=lambda one: one.shape.num_elements() or float("inf"))
+    with tf.control_dependencies(values):
+        number = tf.reshape(smallest, [-1])[:1]
+    with tf.device("CPU:0"):
+        return moment_after([tf.identity(number)])
 
 
 def data_moment(data: Any) -> Any:
@@ -58,18 +69,3 @@ def own_seconds(strategy: Any, began: Any, had: Any, ready: Any) -> Any:
     every = strategy.experimental_local_results(ready)
     latest = every[0] if len(every) == 1 else tf.reduce_max(tf.stack(every))
     return tf.stack([latest, had]) - began
-
-
-def _computed(gradients: Sequence[Any]) -> list[Any]:
-    """Return a value to wait for: a number of the smallest gradient, copied to the host after all gradients.
-
-    A GPU's operations count as done when they are queued; only the copy shows that they have ended.
-    """
-    values = [getattr(one, "values", one) for one in gradients if one is not None]
-    if not values:
-        return []
-    smallest = min(values, key=lambda one: one.shape.num_elements() or float("inf"))
-    with tf.control_dependencies(values):
-        number = tf.reshape(smallest, [-1])[:1]
-    with tf.device("CPU:0"):
-        return [tf.identity(number)]

@@ -158,16 +158,12 @@ def _share_backup(callback: Any) -> None:
     folder = None if process.is_writer else _private_folder(callback)
 
     def save() -> None:
-        if folder is None:
-            with saves.noted(path):
-                original._save_model(callback)
-            return
-        private = copy.copy(callback)
-        for name, value in vars(callback).items():
+        own = copy.copy(callback)
+        for name, value in vars(callback).items() if folder else ():
             if isinstance(value, str) and value.startswith(saved):
-                setattr(private, name, value.replace(saved, str(folder), 1))
-        with saves.settled(path, folder):
-            original._save_model(private)
+                setattr(own, name, value.replace(saved, str(folder), 1))
+        with saves.settled(path, folder) if folder else saves.noted(path):
+            original._save_model(own if folder else callback)
 
     def on_train_end(logs: Any = None) -> None:
         if folder is not None and _whole(path) not in saves.own:
