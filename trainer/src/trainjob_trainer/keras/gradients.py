@@ -97,10 +97,9 @@ Apply = Callable[..., Any]
 
 def are_needed(optimizer: Any, strategy: Any) -> bool:
     """Return whether this optimizer has a setting that Keras handles wrongly under such a strategy."""
-    if not is_mirrored(strategy) or optimizer is None:
-        return False
     settings = inner_of(optimizer)
-    return scales_loss(optimizer) or any(getattr(settings, name, None) for name in _LOOKS_AT_GRADIENTS)
+    looks = scales_loss(optimizer) or any(getattr(settings, name, None) for name in _LOOKS_AT_GRADIENTS)
+    return looks and is_mirrored(strategy)
 
 
 def scales_loss(optimizer: Any) -> bool:
@@ -161,16 +160,11 @@ def _outside_replicas(strategy: Any, optimizer: Any) -> Iterator[None]:
     `_use_merge_call` is TensorFlow's own setting for that, and false under XLA on GPUs. The loss scale's
     `_tf_apply` only chooses between a merge call and `_common_apply`.
     """
-    changes = [(strategy.extended, "_use_merge_call", lambda: False)]
-    if scales_loss(optimizer):
-        changes.append((optimizer, "_tf_apply", optimizer._common_apply))
-    for owner, name, value in changes:
-        setattr(owner, name, value)
-    try:
+    with ExitStack() as stack:
+        _replace(stack, strategy.extended, "_use_merge_call", lambda: False)
+        if scales_loss(optimizer):
+            _replace(stack, optimizer, "_tf_apply", optimizer._common_apply)
         yield
-    finally:
-        for owner, name, _ in changes:
-            delattr(owner, name)
 
 
 _UPDATE = "_distributed_tf_update_step"
