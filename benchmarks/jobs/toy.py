@@ -47,7 +47,7 @@ import tensorflow as tf  # noqa: E402
 from trainjob_trainer import train_and_evaluate  # noqa: E402
 from trainjob_trainer.checkpoint.files import Files  # noqa: E402
 from trainjob_trainer.reporting.step_times import StepClock  # noqa: E402
-from trainjob_trainer.session import current_process  # noqa: E402
+from trainjob_trainer.session import current_session  # noqa: E402
 
 stamp(imported=time.time())
 look = StepClock.look
@@ -67,7 +67,7 @@ class Begin(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras."""
-        stamp(resumed=current_process().step)
+        stamp(resumed=current_session().step)
 
 
 def spoil(name: str, share: float) -> None:

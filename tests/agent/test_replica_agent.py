@@ -123,7 +123,7 @@ async def test_a_start_sets_task_attempt_and_generation() -> None:
     changes = case.child.starts[0]
     assert json.loads(changes["TF_CONFIG"])["task"] == {"type": "worker", "index": 1}
     assert json.loads(changes["TF_CONFIG"])["cluster"]["worker"] == ["10.0.0.1:2222", "10.0.0.2:2222"]
-    assert (changes["TRAINJOB_ATTEMPT"], changes["TRAINJOB_EPOCH"]) == ("1", "1.1")
+    assert (changes["TRAINJOB_ATTEMPT"], changes["TRAINJOB_GENERATION"]) == ("1", "1.1")
     assert case.agent.join("10.0.0.2")["address"] == "10.0.0.2:2222"
     assert case.agent.join("fd00::1")["address"] == "[fd00::1]:2222"
 

@@ -227,8 +227,8 @@ async def test_imports_see_what_the_script_has_set_before(tmp_path: Path, what: 
 async def test_the_preparation_is_for_the_new_start(tmp_path: Path) -> None:
     program = (
         FIRST + "import sys, tensorflow.python.eager.context\n"
-        "from trainjob_trainer.session import current_process\n"
-        "process = current_process()\n"
+        "from trainjob_trainer.session import current_session\n"
+        "session = current_session()\n"
         "print(process.task.replica, process.progress._path.name, sys.excepthook.__module__)\n"
         "raise RuntimeError('the reason')\n"
     )

@@ -72,7 +72,7 @@ def test_a_pod_keeps_what_every_pod_is_promised() -> None:
         "TRAINJOB_UID": "some-uid",
         "TRAINJOB_ATTEMPT": "1",
         "PYTHONHASHSEED": "0",
-        "TRAINJOB_EPOCH": "1.1",
+        "TRAINJOB_GENERATION": "1.1",
         "TRAINJOB_OUTPUT_DIR": "/output/digits",
         "TRAINJOB_CHECKPOINT_DIR": "/output/digits/checkpoints",
         "TRAINJOB_LOG_DIR": "/output/digits/logs/train",

@@ -21,7 +21,7 @@ EVER = "1000000"
 def training(output: Path, *, fault: str = "", epoch: str = "") -> WorkerGroup:
     env = {
         **({"DISK_FAULT": fault} if fault else {}),
-        **({"TRAINJOB_EPOCH": epoch} if epoch else {}),
+        **({"TRAINJOB_GENERATION": epoch} if epoch else {}),
     }
     return WorkerGroup(SCRIPT, output, workers=1, env=env, arguments=("--epochs", EVER))
 

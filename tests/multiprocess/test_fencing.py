@@ -27,7 +27,7 @@ def generation_of(attempt: int) -> Mapping[str, str]:
     job = parse(build_plain_job(uid="some-uid", workers=1))
     pod = build_pod(job, role="worker", index=0, incarnation=attempt, attempt=attempt)
     variables = {v["name"]: v["value"] for v in pod["spec"]["containers"][0]["env"]}
-    return {name: variables[name] for name in ("TRAINJOB_EPOCH", "TRAINJOB_ATTEMPT", "TRAINJOB_UID")}
+    return {name: variables[name] for name in ("TRAINJOB_GENERATION", "TRAINJOB_ATTEMPT", "TRAINJOB_UID")}
 
 
 def contents(folder: Path, pattern: str = "*") -> Mapping[str, str]:

@@ -27,7 +27,7 @@ def run_attempts(script: Path, root: Path, workers: int) -> list[dict[str, Ended
     attempts: list[dict[str, Ended]] = []
     while len(attempts) < MOST_ATTEMPTS and not (attempts and attempts[-1]["worker-0"].code == 0):
         number = str(len(attempts) + 1)
-        env = {"SEEN": str(root / "seen"), "TRAINJOB_ATTEMPT": number, "TRAINJOB_EPOCH": f"1.{number}"}
+        env = {"SEEN": str(root / "seen"), "TRAINJOB_ATTEMPT": number, "TRAINJOB_GENERATION": f"1.{number}"}
         env["TRAINJOB_SUPERVISED"] = "yes"  # by `run_job`
         attempts.append(run_job(script, root, workers=workers, env=env))
     return attempts
@@ -41,7 +41,7 @@ def test_a_script_says_what_one_process_says(shape: Shape, tmp_path: Path) -> No
     alone = tmp_path / "alone"
     env = {"SEEN": str(alone / "seen")}
     if shape.is_library:
-        code = run_job(script, alone, workers=1, env={**env, "TRAINJOB_EPOCH": "1.1"})["worker-0"].code
+        code = run_job(script, alone, workers=1, env={**env, "TRAINJOB_GENERATION": "1.1"})["worker-0"].code
     else:
         code = run_alone(script, alone, env)
     assert code == shape.code

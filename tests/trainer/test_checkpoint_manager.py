@@ -13,7 +13,7 @@ from trainjob_trainer.checkpoint_manager import (
     CheckpointWriter,
 )
 
-GENERATION = {"TRAINJOB_EPOCH": "2.2"}
+GENERATION = {"TRAINJOB_GENERATION": "2.2"}
 AGENT = {"TRAINJOB_STATE_DIR": "/run/trainjob/state"}
 
 

@@ -79,7 +79,7 @@ def test_what_the_job_says_holds() -> None:
         "TRAINJOB_OUTPUT_DIR": "/out",
         "TRAINJOB_CHECKPOINT_DIR": "/c",
         "TRAINJOB_LOG_DIR": "/l",
-        "TRAINJOB_EPOCH": "2.3",
+        "TRAINJOB_GENERATION": "2.3",
         "TRAINJOB_REPORTED_STEP": "0",
         "TRAINJOB_REPORTED_CHECKPOINT": "3000",
     }
@@ -145,7 +145,7 @@ def test_object_storage_is_refused_with_what_to_do(variable: str) -> None:
     ],
 )
 def test_only_a_writer_that_belongs_to_a_job_is_fenced(task: Task, epoch: str, fenced: bool) -> None:
-    environment = Environment.from_environment({"TRAINJOB_EPOCH": epoch}, task)
+    environment = Environment.from_environment({"TRAINJOB_GENERATION": epoch}, task)
 
     assert (build_fence(task, environment) is not None) is fenced
 

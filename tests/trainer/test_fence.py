@@ -510,7 +510,7 @@ def test_a_damaged_one_is_set_aside_until_there_are_enough_newer_ones(tmp_path: 
 
 @pytest.mark.parametrize("text", ["1", "1.", ".1", "1.2.3", "-1.2", "a.b", "1.2\n", " 1.2", "\u0663.\u0661"])
 def test_a_malformed_epoch_is_refused(text: str) -> None:
-    with pytest.raises(InvalidConfiguration, match="TRAINJOB_EPOCH"):
+    with pytest.raises(InvalidConfiguration, match="TRAINJOB_GENERATION"):
         Generation.parse(text)
 
 

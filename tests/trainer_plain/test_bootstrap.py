@@ -485,7 +485,7 @@ def test_what_the_training_process_starts_is_no_replica(started: str, tmp_path: 
 
 
 def test_a_writer_without_an_agent_is_a_replica(tmp_path: Path) -> None:
-    assert run_starter("import who; print(who.who())", tmp_path, TRAINJOB_EPOCH="1.1") == "replica"
+    assert run_starter("import who; print(who.who())", tmp_path, TRAINJOB_GENERATION="1.1") == "replica"
 
 
 def run_starter(code: str, tmp_path: Path, **env: str) -> str:

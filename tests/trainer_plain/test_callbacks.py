@@ -50,7 +50,7 @@ def test_a_jobs_evaluate_and_predict_are_told(role: str, told: bool, monkeypatch
     process = SimpleNamespace(
         task=Task(role, 0, {}), progress=Told(), call=None, is_scoring=False, manages=False
     )
-    monkeypatch.setattr("trainjob_trainer.keras.trainer.current_process", lambda: process)
+    monkeypatch.setattr("trainjob_trainer.keras.trainer.current_session", lambda: process)
     for name in ("evaluate", "predict"):
         monkeypatch.setattr(KerasTrainer, name, lambda _, *args, **kwargs: kwargs.get("callbacks", args[-1]))
     ours, own = Trainer(), keras.callbacks.Callback()

@@ -300,7 +300,7 @@ def test_batches_of_another_shape_are_gathered_in_another_call(
 
 def test_calls_end_where_a_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     process = SimpleNamespace(step=103)
-    monkeypatch.setattr("trainjob_trainer.keras.data.current_process", lambda: process)
+    monkeypatch.setattr("trainjob_trainer.keras.data.current_session", lambda: process)
     counts = []
     for _, last, batches in build_epoch()._calls(12, build_call(4, every=5)):
         counts.append(batches.count)

@@ -75,7 +75,7 @@ def test_what_a_callback_of_the_users_own_loses_is_named(before: Any, after: Any
 
 
 def test_only_the_writer_writes_with_orbax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "current_process", lambda: SimpleNamespace(is_writer=False))
+    monkeypatch.setattr(writers, "current_session", lambda: SimpleNamespace(is_writer=False))
     written: list[int] = []
     kind = type("OrbaxCheckpoint", (), {"__module__": "keras.src.callbacks.orbax_checkpoint"})
     callback: Any = kind()

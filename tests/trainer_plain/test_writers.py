@@ -28,7 +28,7 @@ class Replicas:
             "evaluator-0": Saves(file, is_evaluator=True),
         }
         self._name = threading.local()
-        monkeypatch.setattr(writers, "current_process", self._process)
+        monkeypatch.setattr(writers, "current_session", self._process)
         monkeypatch.setattr(writers, "_saves", lambda process: self.saves[process.name])
         monkeypatch.setattr(writers, "WAIT_SECONDS", 0.0)
 

@@ -54,7 +54,7 @@ def on_term(*_):
     os._exit(int(code.read_text()) if code.exists() else 86)
 
 signal.signal(signal.SIGTERM, on_term)
-log_event(event="started", epoch=os.environ.get("TRAINJOB_EPOCH"), cluster=config["cluster"],
+log_event(event="started", epoch=os.environ.get("TRAINJOB_GENERATION"), cluster=config["cluster"],
      agent="TRAINJOB_AGENT" in os.environ)
 print("toy", replica, "attempt", attempt, flush=True)
 commands, done = folder / f"{replica}.commands", folder / f"{replica}.done"

@@ -19,7 +19,7 @@ from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.library import Result, _run
 from trainjob_trainer.patches import prepare
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.session import PlainProcess, running_as
+from trainjob_trainer.session import Session, running_as
 
 STRATEGY = tf.distribute.get_strategy()
 
@@ -50,7 +50,7 @@ def process(
     stopped_at: int | None = None,
     task: Task = Task("worker", 0, {}),  # noqa: B008 - it is frozen
     **settings: Any,
-) -> PlainProcess:
+) -> Session:
     stop = StopRequest()
     if killed_at is not None:
         progress = Interrupting(killed_at, _kill)
@@ -59,7 +59,7 @@ def process(
     environment = Environment.from_environment(
         {"TRAINJOB_OUTPUT_DIR": str(folder), "TRAINJOB_UID": uid}, task
     )
-    return PlainProcess(
+    return Session(
         task, environment, progress or ProgressFile(None), stop=stop, manages=True, settings=settings
     )
 

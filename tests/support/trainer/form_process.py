@@ -56,9 +56,9 @@ def _die_within_the_second_epoch() -> None:
     begin_epoch, begin_batch = callbacks.on_epoch_begin, callbacks.on_train_batch_begin
 
     def die_from(epoch: int) -> None:
-        from trainjob_trainer.session import current_process  # noqa: PLC0415 - only in a job
+        from trainjob_trainer.session import current_session  # noqa: PLC0415 - only in a job
 
-        call = current_process().call
+        call = current_session().call
         if call is not None and call.epoch >= epoch:
             call.record.writer.settle()
             os.kill(os.getpid(), signal.SIGKILL)

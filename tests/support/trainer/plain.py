@@ -57,7 +57,7 @@ def run_job(
         if codes["worker-0"] == 0:  # as an agent does
             step = _ended(root, "worker-0", 0).progress.get("step")
             variables = _environment(root, "worker-0", cluster, uid, env or {})
-            mark_finished(variables, variables.get("TRAINJOB_EPOCH", ""), step)
+            mark_finished(variables, variables.get("TRAINJOB_GENERATION", ""), step)
         if evaluator and any(codes.values()):
             running["evaluator-0"].terminate()
         codes |= {name: process.wait(SECONDS) for name, process in running.items()}

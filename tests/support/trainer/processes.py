@@ -153,7 +153,7 @@ class WorkerGroup:
             codes[name] = process.wait(deadline - time.monotonic())
             if name == "worker-0" and codes[name] == 0:  # as an agent does
                 env = {**self._common, "TRAINJOB_OUTPUT_DIR": str(self._output)}
-                mark_finished(env, env.get("TRAINJOB_EPOCH", ""))
+                mark_finished(env, env.get("TRAINJOB_GENERATION", ""))
         return codes
 
     @property

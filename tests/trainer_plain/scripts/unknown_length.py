@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.session import current_process
+from trainjob_trainer.session import current_session
 
 
 class Dying(keras.callbacks.Callback):
@@ -21,9 +21,9 @@ class Dying(keras.callbacks.Callback):
         self._die()
 
     def _die(self):
-        process = current_process()
-        if str(process.step) == os.environ.get("DIE"):
-            process.call.record.writer.settle()
+        session = current_session()
+        if str(session.step) == os.environ.get("DIE"):
+            session.call.record.writer.settle()
             os.kill(os.getpid(), signal.SIGKILL)
 
 

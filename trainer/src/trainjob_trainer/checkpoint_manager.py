@@ -18,7 +18,7 @@ from trainjob_trainer.errors import Preempted
 from trainjob_trainer.reporting.progress import report_storage
 
 if TYPE_CHECKING:
-    from trainjob_trainer.session import PlainProcess
+    from trainjob_trainer.session import Session
 
 LATE_SECONDS = 30.0
 """How long training waits for a write before the next one: after that, its storage is away, or too slow."""
@@ -43,8 +43,8 @@ class CheckpointWriter:
     next. The end of the process ends a write.
     """
 
-    def __init__(self, process: PlainProcess, store: CheckpointStore) -> None:
-        self._process = process
+    def __init__(self, session: Session, store: CheckpointStore) -> None:
+        self._session = session
         self._checked_at = time.monotonic()
         self._lock = threading.Lock()
         self._next: Callable[[], Checkpoint] | None = None
@@ -67,9 +67,9 @@ class CheckpointWriter:
         An agent asks the writer to stop first, and the others when the writer has ended. It asks them sooner
         if it does not know the writer or is short of time, so they check for the writer themselves.
         """
-        task, stop = self._process.task, self._process.stop
+        task, stop = self._session.task, self._session.stop
         own = WRITER_PATIENCE if task.is_writer else PEER_PATIENCE
-        stop.patience_seconds = AGENT_PATIENCE if self._process.environment.has_agent else own
+        stop.patience_seconds = AGENT_PATIENCE if self._session.environment.has_agent else own
         if not task.is_writer:
             stop.is_futile = lambda: is_gone(task.writer_address)
         is_leaving = False
@@ -105,14 +105,14 @@ class CheckpointWriter:
             Fenced, OutputTaken: another process writes the output now.
             Preempted: asked to stop; the reached step is saved.
         """
-        if not self._process.task.is_writer:
+        if not self._session.task.is_writer:
             return
         self.watch()
         if due or is_stopping:
             self._submit(step, epoch, snapshot, spared)
         if is_stopping:
             self.settle()
-            raise Preempted(f"{self._process.task.replica} was asked to stop; saved step {step}")
+            raise Preempted(f"{self._session.task.replica} was asked to stop; saved step {step}")
 
     def save_last(
         self,
@@ -128,7 +128,7 @@ class CheckpointWriter:
         Arguments as `between_steps`; with `says_more` it replaces one of the same step. Raises
         OutputUnwritable.
         """
-        self._process.progress.update(state="saving", step=step)
+        self._session.progress.update(state="saving", step=step)
         if says_more:
             self._saved = None
         self._submit(step, epoch, snapshot, spared)
@@ -158,7 +158,7 @@ class CheckpointWriter:
 
     def settle(self, *, until_late: bool = False) -> None:
         """Wait until no checkpoint is being written, or it is late, and raise the failure of a write."""
-        progress = self._process.progress
+        progress = self._session.progress
         before = progress.last.state
         if self.is_writing:
             progress.update(state="saving")
@@ -188,7 +188,7 @@ class CheckpointWriter:
             return
         self.settle(until_late=True)
         self._next = None  # no more than two copies at a time
-        store, uid, groups = self._store, self._process.environment.uid, snapshot()
+        store, uid, groups = self._store, self._session.environment.uid, snapshot()
         with self._lock:
             self._next = lambda: store.save(step, epoch, groups, uid, spared)
             if not self.is_writing:
@@ -206,7 +206,7 @@ class CheckpointWriter:
                     self._is_idle.set()
                     return
             try:
-                self._process.progress.update(checkpoint_step=save().step)
+                self._session.progress.update(checkpoint_step=save().step)
             except Exception as error:  # noqa: BLE001 - the main thread raises it
                 self._failure = error
             del save  # with its copy of the variables

@@ -35,7 +35,7 @@ from trainjob_trainer.resume import (
     read_agreed,
     refuse_finished,
 )
-from trainjob_trainer.session import PlainProcess, join
+from trainjob_trainer.session import Session, join
 
 # Variables of tracked objects.
 
@@ -96,22 +96,22 @@ class Run:
         is_evaluator: whether this process scores checkpoints instead of training.
     """
 
-    def __init__(self, process: PlainProcess, strategy: Any, start_step: int) -> None:
-        self._process = process
-        self._store = process.trainings.root
+    def __init__(self, session: Session, strategy: Any, start_step: int) -> None:
+        self._session = session
+        self._store = session.trainings.root
         self._groups: dict[str, list[Any]] = {}
         self._metrics = TrackedMetrics(strategy, ())
         self._tracked_metrics: list[Any] = []
-        logs = process.environment.log_dir if process.task.is_writer else None
+        logs = session.environment.log_dir if session.task.is_writer else None
         self._summaries = Summaries(logs)
         self._reported_at = 0.0
         self._done = start_step
         self.strategy = strategy
-        self.role = process.task.type
-        self.index = process.task.index
-        self.num_workers = process.task.num_workers
-        self.part = part_of(process.task)
-        self.is_evaluator = process.task.is_evaluator
+        self.role = session.task.type
+        self.index = session.task.index
+        self.num_workers = session.task.num_workers
+        self.part = part_of(session.task)
+        self.is_evaluator = session.task.is_evaluator
         self.start_step = start_step
 
     def track(self, **objects: Any) -> None:
@@ -134,7 +134,7 @@ class Run:
         self._tracked_metrics += [one for one in every if isinstance(one, keras.Metric)]
         self._metrics = TrackedMetrics(self.strategy, self._tracked_metrics)
         if not self.is_evaluator and self.start_step:
-            task = self._process.task
+            task = self._session.task
             patience = 0.0 if task.is_writer else ARRIVAL_SECONDS
             checkpoint, host = read_agreed(self._store, self.start_step, patience)
             assign(groups, host)
@@ -165,14 +165,14 @@ class Run:
             raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
         if is_smoke(os.environ):
             total = min(total, 1)
-        task, store = self._process.task, self._store
-        environment = self._process.environment
+        task, store = self._session.task, self._store
+        environment = self._session.environment
         plan = ResumePlan.TRAIN
         if task.is_writer:  # the others may see another folder for a moment
             plan = plan_of_loop(store, total, environment.uid, environment.spec)
         chosen, every = broadcast(self.strategy, task, [plan, checkpoint_every or max(1, total // 10)])
         plan, asked = ResumePlan(chosen), f"{total} steps are asked for: ask for more"
-        refuse_finished(plan, store, asked, environment.how_to_start_over, self._process.progress)
+        refuse_finished(plan, store, asked, environment.how_to_start_over, self._session.progress)
         if plan is ResumePlan.SKIP:
             return
         if task.is_writer:
@@ -180,20 +180,20 @@ class Run:
         wanted = not has_gpus() if compare_weights is None else compare_weights
         wanted = setting("compare_weights", os.environ, wanted)
         weights = WeightsWatch(self.strategy, task, wanted=wanted)
-        self._process.progress.update(
+        self._session.progress.update(
             state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None
         )
-        writer, clock = CheckpointWriter(self._process, store), StepClock()
+        writer, clock = CheckpointWriter(self._session, store), StepClock()
         with writer.patient():
             for step in range(self._done, total):
                 yield step
                 self._done = step + 1
-                self._process.progress.update(state="training", step=self._done, **clock.look(self._done))
+                self._session.progress.update(state="training", step=self._done, **clock.look(self._done))
                 is_due = self._done % every == 0
                 if is_due:
                     weights.compare(self._groups, self._done)
                     self._metrics.reduce()
-                is_stopping = self._process.stop.requested  # unknown to the others, so nothing is compared
+                is_stopping = self._session.stop.requested  # unknown to the others, so nothing is compared
                 saved = functools.partial(self._metrics.saved, self._groups, is_reduced=is_due)
                 writer.between_steps(self._done, 0, is_due, saved, is_stopping=is_stopping)
             weights.compare(self._groups, self._done)
@@ -206,8 +206,8 @@ class Run:
                     store.mark_final(marker)
                 announce(f"training {marker.words}; checkpoints in {store.directory}")
         self._summaries.flush()
-        self._process.progress.update(state="finished", step=self._done)
-        self._process.progress.flush()
+        self._session.progress.update(state="finished", step=self._done)
+        self._session.progress.flush()
 
     def report(self, **metrics: Any) -> None:
         """Report metrics; cheap enough for every step, since most calls are dropped.
@@ -221,7 +221,7 @@ class Run:
             return
         self._reported_at = now
         numbers = {name: self._number(value) for name, value in metrics.items()}
-        self._process.progress.update(**by_loss(numbers))
+        self._session.progress.update(**by_loss(numbers))
         self._summaries.write(self._done, numbers)
 
     def each_checkpoint(self, evaluate: Callable[[int], Mapping[str, Any]]) -> None:
@@ -243,7 +243,7 @@ class Run:
             self._store.load(checkpoint, self._groups)
             return {name: self._number(value) for name, value in evaluate(checkpoint.step).items()}
 
-        evaluate_checkpoints(self._process, self._store, score)
+        evaluate_checkpoints(self._session, self._store, score)
 
     def _number(self, value: Any) -> float:
         return float(self.strategy.experimental_local_results(value)[0])
@@ -264,14 +264,14 @@ def init(*, keep: int = 3, output: str | Path | None = None, resume: bool = True
         InvalidConfiguration: TF_CONFIG is malformed, or an operation ran before; the message names its line.
         PortInUse, OutputUnwritable, OutputFull: as for `train_and_evaluate`.
     """
-    process = join({"keep": keep, "output": output and str(output), "resume": resume})
-    task, environment = process.task, process.environment
+    session = join({"keep": keep, "output": output and str(output), "resume": resume})
+    task, environment = session.task, session.environment
     if task.is_server:
-        serve(process)
-    strategy = build_strategy(task, progress=process.progress)
-    step, store = 0, process.trainings.root
+        serve(session)
+    strategy = build_strategy(task, progress=session.progress)
+    step, store = 0, session.trainings.root
     if task.is_writer:
         step = choose_start(store, environment.reported_checkpoint)
     if not task.is_evaluator:
         (step,) = broadcast(strategy, task, [step])
-    return Run(process, strategy, step)
+    return Run(session, strategy, step)

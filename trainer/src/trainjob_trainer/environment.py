@@ -130,7 +130,7 @@ def is_smoke(env: Mapping[str, str]) -> bool:
 # The generation of this process, for fencing.
 
 
-VARIABLE = "TRAINJOB_EPOCH"
+VARIABLE = "TRAINJOB_GENERATION"
 _TEXT = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})", re.ASCII)
 
 
@@ -214,7 +214,7 @@ class Environment:
 
         Raises:
             InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP or
-                TRAINJOB_REPORTED_CHECKPOINT is not one from 0, TRAINJOB_EPOCH is not a pair of numbers, the
+                TRAINJOB_REPORTED_CHECKPOINT is not one from 0, TRAINJOB_GENERATION is no pair of numbers, the
                 output is not a folder, or several processes without a job need a new one; or TRAIN_WITHOUT
                 or TRAIN_STRATEGY names something unknown, or TRAIN_SMOKE is set without a job.
         """

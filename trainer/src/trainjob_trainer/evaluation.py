@@ -23,7 +23,7 @@ from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
 from trainjob_trainer.reporting.summaries import Summaries
 
 if TYPE_CHECKING:
-    from trainjob_trainer.session import PlainProcess
+    from trainjob_trainer.session import Session
 
 # The checkpoints to score: each new one once, and always the final one.
 
@@ -133,20 +133,20 @@ Score = Callable[[Checkpoint], Mapping[str, float]]
 """Loads a checkpoint and returns its metrics. Raises CheckpointUnreadable if it is gone."""
 
 
-def evaluate_checkpoints(process: PlainProcess, store: CheckpointStore, score: Score) -> None:
+def evaluate_checkpoints(session: Session, store: CheckpointStore, score: Score) -> None:
     """Evaluate a store's checkpoints until the job's final one has been scored.
 
     Results are TensorBoard scalars, progress reports, and lines of `evaluations.jsonl`, of which a step's
     last one counts. While the storage is full or away it waits; SIGTERM ends the process at once, from a
     separate thread. Raises OutputUnwritable.
     """
-    environment, progress, patience = process.environment, process.progress, Patience()
+    environment, progress, patience = session.environment, session.progress, Patience()
     path, summaries = environment.output_dir / EVALUATIONS, Summaries(environment.log_dir)
     # Only once: it must not be made again below an unmounted volume.
     patience.write(lambda: path.parent.mkdir(parents=True, exist_ok=True), path)
     progress.update(state="waiting")
     scored: tuple[Checkpoint, Mapping[str, float]] | None = None
-    final, uid = process.trainings.root.final, environment.uid or None
+    final, uid = session.trainings.root.final, environment.uid or None
     for checkpoint, is_final in follow(store, POLL_SECONDS, final=final, job_uid=uid):
         step = checkpoint.step
         progress.update(state="evaluating", step=step, evaluated_batches=None)

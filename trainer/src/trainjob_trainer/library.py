@@ -22,7 +22,7 @@ from trainjob_trainer.keras.pipelines import batch_size_of, count_elements, shuf
 from trainjob_trainer.patches import prepare_loaded
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.reporting.summaries import Summaries
-from trainjob_trainer.session import PlainProcess, join, running_as
+from trainjob_trainer.session import Session, join, running_as
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ def train_and_evaluate(
     if unknown:
         raise InvalidConfiguration(f"there is no setting {unknown[0]!r}, only {', '.join(SETTINGS)}")
     prepare_loaded()
-    process = join(settings)
-    with running_as(process):
-        return _run(process, model, train, heldout, callbacks, class_weight, verbose)
+    session = join(settings)
+    with running_as(session):
+        return _run(session, model, train, heldout, callbacks, class_weight, verbose)
 
 
 def _run(
-    process: PlainProcess,
+    session: Session,
     model: Any,
     train: Any,
     heldout: Any,
@@ -99,10 +99,10 @@ def _run(
     class_weight: Mapping[int, float] | None = None,
     verbose: int | str = "auto",
 ) -> Result:
-    task, setting = process.task, process.setting
+    task, setting = session.task, session.setting
     if task.is_server:
-        parameter_server.serve(process)
-    strategy = build_strategy(task, progress=process.progress)
+        parameter_server.serve(session)
+    strategy = build_strategy(task, progress=session.progress)
     keras.utils.set_random_seed(setting("seed"))
     if task.is_coordinator and (callbacks or class_weight):
         raise InvalidConfiguration(
@@ -120,35 +120,35 @@ def _run(
             raise InvalidConfiguration(f"model: must be a compiled Keras model, got {type(net).__name__}")
         if net is not model and net.built:  # a step of the user's might give the optimizer fewer variables
             net.optimizer.build(net.trainable_variables)
-    curves = Summaries(process.environment.log_dir if task.is_writer else None)
+    curves = Summaries(session.environment.log_dir if task.is_writer else None)
     drawing = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda _, logs: curves.write(process.step, scalars(logs)),
+        on_epoch_end=lambda _, logs: curves.write(session.step, scalars(logs)),
         on_train_end=lambda _: curves.flush(),
     )
     with contextlib.ExitStack() as stack:
         data, steps = None, setting("steps_per_epoch")
         if task.is_coordinator:
             data = _loaded(train, "train")
-            steps = stack.enter_context(parameter_server.coordinated(process, net, data))
+            steps = stack.enter_context(parameter_server.coordinated(session, net, data))
         elif not task.is_evaluator:
-            data = _in_batches(process, train, "train")
+            data = _in_batches(session, train, "train")
         history = net.fit(
             data,
             epochs=setting("epochs"),
             steps_per_epoch=steps,
-            validation_data=None if task.is_coordinator else _in_batches(process, heldout, "heldout"),
+            validation_data=None if task.is_coordinator else _in_batches(session, heldout, "heldout"),
             callbacks=[*callbacks, drawing],
             class_weight=class_weight,
             shuffle=setting("shuffle") and isinstance(data, keras.utils.PyDataset),
             verbose=(2 if task.is_writer else 0) if verbose == "auto" else verbose,
         )
     if not task.cluster:  # a notebook's process goes on
-        leave_model(process)
-    if process.environment.generation is None and process.is_writer:  # nothing else sees the end
-        process.trainings.root.mark_final(FinalMarker(process.step, process.environment.uid))
-    process.progress.update(state="finished")
-    process.progress.flush()
-    return Result(net, process.step, {name: values[-1] for name, values in history.history.items()})
+        leave_model(session)
+    if session.environment.generation is None and session.is_writer:  # nothing else sees the end
+        session.trainings.root.mark_final(FinalMarker(session.step, session.environment.uid))
+    session.progress.update(state="finished")
+    session.progress.flush()
+    return Result(net, session.step, {name: values[-1] for name, values in history.history.items()})
 
 
 def _loaded(data: Any, name: str) -> Any:
@@ -168,9 +168,9 @@ def _loaded(data: Any, name: str) -> Any:
     return data
 
 
-def _in_batches(process: PlainProcess, given: Any, name: str) -> Any:
+def _in_batches(session: Session, given: Any, name: str) -> Any:
     """Return the batches that `fit` takes, by the settings."""
-    data, setting, trains = _loaded(given, name), process.setting, name == "train"
+    data, setting, trains = _loaded(given, name), session.setting, name == "train"
     if not isinstance(data, tf.data.Dataset):
         return data
     batch, rows = setting("global_batch"), batch_size_of(data)
@@ -180,7 +180,7 @@ def _in_batches(process: PlainProcess, given: Any, name: str) -> Any:
     length = int(data.cardinality())
     if length == tf.data.UNKNOWN_CARDINALITY and not steps and not is_smoke(os.environ):
         # Keras takes one more step, without rows, at the end of data whose length it doesn't know.
-        if process.is_writer:
+        if session.is_writer:
             announce(f"counting the data of {name}; `tf.data.experimental.assert_cardinality` saves that")
         length = count_elements(data)
         data = data.apply(tf.data.experimental.assert_cardinality(length))

@@ -38,7 +38,7 @@ from trainjob_trainer.keras.pipelines import (
 )
 from trainjob_trainer.keras.work_time import moment_after
 from trainjob_trainer.reporting.progress import announce
-from trainjob_trainer.session import PlainProcess, assigned
+from trainjob_trainer.session import Session, assigned
 from trainjob_trainer.task import Task
 
 # Concurrent additions on the server.
@@ -122,14 +122,14 @@ SECONDS_BETWEEN_LOOKS = 2.0
 _LEAST_THREADS = 4
 
 
-def serve(process: PlainProcess) -> NoReturn:
+def serve(session: Session) -> NoReturn:
     """Serve until the chief has finished, then end the process with exit code 0.
 
     SIGTERM ends the process at once, from the thread that listens for it: there is nothing to save. Agents
     don't wait for this process: they end it when the chief's process has ended. Raises PortInUse if the
     address of this replica is in use.
     """
-    task = process.task
+    task = session.task
     with explained(task):
         server = tf.distribute.Server(
             training_cluster(task),
@@ -139,11 +139,11 @@ def serve(process: PlainProcess) -> NoReturn:
             config=_server_config(task),
         )
     announce(f"{task.replica} serves at {task.address}")
-    process.progress.update(state="training")
-    wait_for_end(lambda: _has_finished(process.trainings.root), lambda: is_gone(task.writer_address))
+    session.progress.update(state="training")
+    wait_for_end(lambda: _has_finished(session.trainings.root), lambda: is_gone(task.writer_address))
     del server
-    process.progress.update(state="finished")
-    process.progress.flush()
+    session.progress.update(state="finished")
+    session.progress.flush()
     exit_now(0)
 
 
@@ -300,7 +300,7 @@ class BlocksOfSteps(KerasEpochs):  # type: ignore[misc]
 
     def __init__(
         self,
-        process: PlainProcess,
+        session: Session,
         model: Any,
         examples: tuple[Any, int, int],
         distribute_strategy: Any,
@@ -308,13 +308,13 @@ class BlocksOfSteps(KerasEpochs):  # type: ignore[misc]
     ) -> None:
         """Take a built model, what `_examples` returned, and Keras's `arguments`."""
         super(KerasEpochs, self).__init__(**arguments)
-        call, workers = process.call, process.task.num_workers
+        call, workers = session.call, session.task.num_workers
         assert call is not None  # noqa: S101 - `fit` has made it
-        self._process, self._call, self._model, self._examples = process, call, model, examples
+        self._session, self._call, self._model, self._examples = session, call, model, examples
         self._distribute_strategy = strategy = distribute_strategy
         self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self._tally = Tally(strategy, workers)
-        on_nan = OnNan(process.setting("on_nan"))
+        on_nan = OnNan(session.setting("on_nan"))
         path = GradientPath(strategy, optimizers_of(model), on_nan if on_nan is OnNan.IGNORE else OnNan.SKIP)
         self._steps = many_steps(strategy, model.train_step, path, self._tally)
         self._executions = StepsPerExecution(lambda number: number)
@@ -326,19 +326,19 @@ class BlocksOfSteps(KerasEpochs):  # type: ignore[misc]
 
         Raises tf.errors.OpError if a block failed for another reason than the end of its worker.
         """
-        call, process, total = self._call, self._process, int(self.steps_per_epoch)
-        workers, writer, done = process.task.num_workers, call.record.writer, call.batches_before
+        call, session, total = self._call, self._session, int(self.steps_per_epoch)
+        workers, writer, done = session.task.num_workers, call.record.writer, call.batches_before
         if self._iterators is None:
             self._iterators = self._begin(call.epoch * total + done)
         blocks: deque[tuple[int, Any]] = deque()
         metrics: dict[str, Any] = {}
         read_at = 0.0
         while done < total:
-            until = min(total, done + call.every - process.step % call.every) if call.every else total
+            until = min(total, done + call.every - session.step % call.every) if call.every else total
             handed_out = done
             while done < until:
-                is_due = call.times.is_due(process.step, epoch_ends=False, is_writing=writer.is_writing)
-                most = 1 if is_due or process.stop.requested else BLOCKS_AHEAD * workers
+                is_due = call.times.is_due(session.step, epoch_ends=False, is_writing=writer.is_writing)
+                most = 1 if is_due or session.stop.requested else BLOCKS_AHEAD * workers
                 while handed_out < until and len(blocks) < most:
                     count = next_block(until - handed_out, self._executions.wanted, workers)
                     block = (self._iterators, tf.constant(count, tf.int32))
@@ -348,7 +348,7 @@ class BlocksOfSteps(KerasEpochs):  # type: ignore[misc]
                 running.fetch()
                 seconds, faults = self._tally.look()
                 if call.watch is not None:
-                    call.watch.look(Found([0, *faults]), process.step)  # the chief, the first, takes none
+                    call.watch.look(Found([0, *faults]), session.step)  # the chief, the first, takes none
                 self._executions.record(count, count * seconds)
                 writer.watch()
                 call.is_ahead = bool(blocks)
@@ -359,14 +359,14 @@ class BlocksOfSteps(KerasEpochs):  # type: ignore[misc]
 
     def _begin(self, done: int) -> Any:
         """Return the workers' iterators, which stand where `done` steps have come to."""
-        (stream, batch, count), setting = self._examples, self._process.setting
+        (stream, batch, count), setting = self._examples, self._session.setting
         if count:
             first, offset = divmod(done * batch, count)
             stream = (
                 shuffled_passes(stream, setting("seed"), first) if setting("shuffle") else stream.repeat()
             )
             stream = stream.skip(offset)
-        workers = self._process.task.num_workers
+        workers = self._session.task.num_workers
         return worker_iterators(self._distribute_strategy, stream, workers=workers, batch=batch)
 
     def replay(self, call: Any, validation: Any, validation_steps: int | None, *, goes_on: bool) -> None:
@@ -374,17 +374,17 @@ class BlocksOfSteps(KerasEpochs):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def coordinated(process: PlainProcess, model: Any, data: Any) -> Iterator[int]:
+def coordinated(session: Session, model: Any, data: Any) -> Iterator[int]:
     """Have `model.fit` of this data schedule its steps on the workers; yield its `steps_per_epoch`.
 
     Args:
-        process: the chief's, with its settings.
+        session: the chief's, with its settings.
         model: compiled; made in the scope of the strategy, which is connected to all workers.
         data: the training data: a tf.data.Dataset of examples, or of batches, which are cut anew.
 
     Raises InvalidConfiguration for data or settings that can't be had with parameter servers.
     """
-    examples, batch, count = found = _examples(process, data)
+    examples, batch, count = found = _examples(session, data)
     with model.distribute_strategy.scope():  # steps on the workers can't create variables
         model._symbolic_build(
             data_batch=tf.nest.map_structure(
@@ -397,34 +397,34 @@ def coordinated(process: PlainProcess, model: Any, data: Any) -> Iterator[int]:
     def metrics_of(block: Any) -> Any:
         return block
 
-    metrics_of.watched_for = OnNan(process.setting("on_nan"))  # type: ignore[attr-defined]
-    process.progress.update(global_batch=batch)
+    metrics_of.watched_for = OnNan(session.setting("on_nan"))  # type: ignore[attr-defined]
+    session.progress.update(global_batch=batch)
     trainer = importlib.import_module("keras.src.backend.tensorflow.trainer")
     with (
-        assigned(trainer, "TFEpochIterator", functools.partial(BlocksOfSteps, process, model, found)),
+        assigned(trainer, "TFEpochIterator", functools.partial(BlocksOfSteps, session, model, found)),
         assigned(model, "_maybe_symbolic_build", lambda **_: None),
         assigned(model, "train_function", metrics_of),
     ):
-        yield process.setting("steps_per_epoch") or max(1, count // batch)
+        yield session.setting("steps_per_epoch") or max(1, count // batch)
 
 
-def _examples(process: PlainProcess, data: Any) -> tuple[Any, int, int]:
+def _examples(session: Session, data: Any) -> tuple[Any, int, int]:
     """Return the single examples, how many a step takes, and how many there are; 0 if they are endless."""
     if not isinstance(data, tf.data.Dataset):
         raise InvalidConfiguration("train: with parameter servers it must be a tf.data.Dataset, or arrays")
-    if process.setting("on_nan") == OnNan.SKIP.value:
+    if session.setting("on_nan") == OnNan.SKIP.value:
         raise InvalidConfiguration(
             'on_nan: "skip" can\'t be had with parameter servers, since metrics that several workers add to '
             'can\'t be put back: use "stop" or "ignore"'
         )
     rows = batch_size_of(data)
-    batch = process.setting("global_batch") or rows
+    batch = session.setting("global_batch") or rows
     if not batch:
         raise InvalidConfiguration("global_batch: must be given, the number of examples that a step takes")
     examples = data if rows is None else data.unbatch()
     count = int(examples.cardinality())
     is_endless = int(data.cardinality()) == tf.data.INFINITE_CARDINALITY
-    if is_endless and not process.setting("steps_per_epoch"):
+    if is_endless and not session.setting("steps_per_epoch"):
         raise InvalidConfiguration("steps_per_epoch: must be given, as the training data are endless")
     if is_smoke(os.environ):
         examples, count, is_endless = examples.take(batch).repeat(), 0, True

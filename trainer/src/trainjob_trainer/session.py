@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class PlainProcess:
-    """The process of one replica.
+class Session:
+    """What the process of one replica is and has, whichever way it trains.
 
     Attributes:
         models: the record of each model that the script has called `fit` on.
@@ -100,21 +100,21 @@ def assigned(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-_instead: list[PlainProcess] = []
+_instead: list[Session] = []
 
 
 @contextlib.contextmanager
-def running_as(process: PlainProcess) -> Iterator[None]:
-    """Have `current_process` return this one in the block: the library knows more than the environment."""
-    _instead.append(process)
+def running_as(session: Session) -> Iterator[None]:
+    """Have `current_session` return this one in the block: the library knows more than the environment."""
+    _instead.append(session)
     try:
         yield
     finally:
         _instead.pop()
 
 
-def current_process() -> PlainProcess:
-    """Return this process, as its environment describes it.
+def current_session() -> Session:
+    """Return the session of this process, as its environment describes it.
 
     Raises InvalidConfiguration if TF_CONFIG or a TRAINJOB_* variable is malformed.
     """
@@ -122,25 +122,25 @@ def current_process() -> PlainProcess:
 
 
 def forget_environment() -> None:
-    """Have `current_process` read the environment again, which has changed."""
+    """Have `current_session` read the environment again, which has changed."""
     _by_environment.cache_clear()
 
 
 @functools.lru_cache(maxsize=1)
-def _by_environment() -> PlainProcess:
+def _by_environment() -> Session:
     return _build({}, manages=bool(of_the_job(os.environ).get("TF_CONFIG", "").strip()))
 
 
-def _build(settings: Mapping[str, Any], *, manages: bool) -> PlainProcess:
+def _build(settings: Mapping[str, Any], *, manages: bool) -> Session:
     task = Task.from_environment(os.environ)
     output, resume = (setting(name, os.environ, settings.get(name)) for name in ("output", "resume"))
     environment = Environment.from_environment(os.environ, task, sys.argv[0], output, resume=resume)
     progress = ProgressFile.from_environment(os.environ)
     fence = build_fence(task, environment)
-    return PlainProcess(task, environment, progress, fence=fence, manages=manages, settings=settings)
+    return Session(task, environment, progress, fence=fence, manages=manages, settings=settings)
 
 
-def join(settings: Mapping[str, Any]) -> PlainProcess:
+def join(settings: Mapping[str, Any]) -> Session:
     """Return this process, ready to train as its job and these settings of the script's code have it.
 
     Without a job it is one for `running_as`, since the script chooses the output.
@@ -152,25 +152,25 @@ def join(settings: Mapping[str, Any]) -> PlainProcess:
         SystemExit: this job has already finished (code 0).
     """
     install_hook()
-    process = current_process()
+    session = current_session()
     if not os.environ.get("TRAINJOB_OUTPUT_DIR"):
-        stop, progress = process.stop, process.progress
-        process = dataclasses.replace(_build(settings, manages=True), stop=stop, progress=progress)
-        install_edge(process.task, progress, stop, output=process.environment.output_dir)
-    elif process.is_writer and (settings.get("output") or settings.get("resume") is False):
-        notice(f"output and resume are left out: the job's output is {process.environment.output_dir}")
-    process.settings = settings
+        stop, progress = session.stop, session.progress
+        session = dataclasses.replace(_build(settings, manages=True), stop=stop, progress=progress)
+        install_edge(session.task, progress, stop, output=session.environment.output_dir)
+    elif session.is_writer and (settings.get("output") or settings.get("resume") is False):
+        notice(f"output and resume are left out: the job's output is {session.environment.output_dir}")
+    session.settings = settings
     for name in settings:
-        process.setting(name)
-    end_on_request(process)
-    process.progress.update(state="starting")
-    process.progress.keep_fresh()
+        session.setting(name)
+    end_on_request(session)
+    session.progress.update(state="starting")
+    session.progress.keep_fresh()
     # Before TensorFlow waits for the others, whose job may be finished or can't write its output.
-    if not process.task.is_evaluator:
-        end_if_finished(process.trainings.root, process.environment.uid, process.progress)
-    if process.is_writer:
-        process.trainings.root.prepare()
-    return process
+    if not session.task.is_evaluator:
+        end_if_finished(session.trainings.root, session.environment.uid, session.progress)
+    if session.is_writer:
+        session.trainings.root.prepare()
+    return session
 
 
 os.register_at_fork(after_in_child=forget_environment)
@@ -189,33 +189,33 @@ def install_hook(_: ModuleType | None = None) -> None:
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     keep_freed_memory()
     try:
-        process = current_process()
+        session = current_session()
     except TrainerError as error:
         leave(None, ProgressFile.from_environment(os.environ), error)
-    install_edge(process.task, process.progress, process.stop, output=process.environment.output_dir)
+    install_edge(session.task, session.progress, session.stop, output=session.environment.output_dir)
 
 
-def end_on_request(process: PlainProcess) -> None:
+def end_on_request(session: Session) -> None:
     """End on SIGTERM, which TensorFlow would swallow; a `fit` that takes steps saves its progress.
 
     A script's own handler is kept.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        process.stop.install(_end)
+        session.stop.install(_end)
 
 
 def _end() -> None:
-    process = current_process()
+    session = current_session()
     if not is_listening():
         return
-    if process.call is not None and not storage_is_away.is_set():
+    if session.call is not None and not storage_is_away.is_set():
         with contextlib.suppress(TrainerError):
-            process.call.record.writer.settle()
-    text = f"{process.task.replica} was asked to stop"
-    if process.task.is_evaluator:
+            session.call.record.writer.settle()
+    text = f"{session.task.replica} was asked to stop"
+    if session.task.is_evaluator:
         announce(text)
         exit_now(EVALUATOR_STOPPED)
-    leave(process.task, process.progress, Preempted(text))
+    leave(session.task, session.progress, Preempted(text))
 
 
 # Random numbers, equal in every replica of a job unless the user seeds them.

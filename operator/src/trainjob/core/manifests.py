@@ -317,7 +317,7 @@ def build_pod(
     if not agent:  # an agent sets these at each start
         env["PYTHONHASHSEED"] = "0"  # a set has one order in all replicas
         if is_training(replica):
-            env["TRAINJOB_EPOCH"] = f"{incarnation}.{attempt}"
+            env["TRAINJOB_GENERATION"] = f"{incarnation}.{attempt}"
     else:
         if job.spec.code is not None and not container.get("workingDir"):
             container["workingDir"] = CODE_FOLDER

@@ -94,7 +94,7 @@ def supervise() -> None:
         signal.signal(number, lambda number, _: os.kill(child, number))
     _, status = os.waitpid(child, 0)
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-    generation = os.environ["TRAINJOB_EPOCH"]
+    generation = os.environ["TRAINJOB_GENERATION"]
     while code == 0:
         try:
             mark_finished(os.environ, generation, if_claimed=True)

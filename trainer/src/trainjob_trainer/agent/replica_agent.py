@@ -188,7 +188,7 @@ class ReplicaAgent:
             {
                 "TF_CONFIG": json.dumps(message["tfConfig"], separators=(",", ":")),
                 "TRAINJOB_ATTEMPT": str(self.attempt),
-                "TRAINJOB_EPOCH": self._generation,
+                "TRAINJOB_GENERATION": self._generation,
                 **{variable: str(step) for variable, step in self._reported.items()},
                 **call_directly(hosts, self.settings.env),
                 **self._horovod(message),

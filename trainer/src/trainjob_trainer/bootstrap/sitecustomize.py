@@ -49,7 +49,7 @@ def watch_imports() -> None:
 
 def note_the_end() -> None:
     """Supervise the process if it writes a job's checkpoints, and no agent will see its exit code."""
-    is_writers = os.environ.get("TRAINJOB_EPOCH") and "TRAINJOB_STATE_DIR" not in os.environ
+    is_writers = os.environ.get("TRAINJOB_GENERATION") and "TRAINJOB_STATE_DIR" not in os.environ
     if not IS_FIRST or not is_writers or os.environ.get(SUPERVISED):
         return
     os.environ[SUPERVISED] = "yes"  # what it starts is the script's own

@@ -17,7 +17,7 @@ from trainjob_trainer.keras.metrics import METRICS, MetricState, OverAll, scalar
 from trainjob_trainer.keras.model import checkpoint_groups
 from trainjob_trainer.reporting.progress import ProgressFile, add_to_history, by_loss, notice
 from trainjob_trainer.reporting.step_times import StepClock
-from trainjob_trainer.session import PlainProcess
+from trainjob_trainer.session import Session
 
 
 class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
@@ -54,9 +54,9 @@ class AtEnd(Scoring):
 
     async_safe = False
 
-    def __init__(self, process: PlainProcess, call: FitCall, users: Sequence[Any]) -> None:
-        super().__init__(process.progress)
-        self.process = process
+    def __init__(self, session: Session, call: FitCall, users: Sequence[Any]) -> None:
+        super().__init__(session.progress)
+        self.session = session
         self.call = call
         self.users = users
         self._held: HostGroups = {}
@@ -72,15 +72,15 @@ class AtEnd(Scoring):
         """
         self._over_all = OverAll(self.model.distribute_strategy, self.model)
         epoch = int(self.model._initial_epoch or 0)
-        (theirs,) = broadcast(self.model.distribute_strategy, self.process.task, [epoch])
+        (theirs,) = broadcast(self.model.distribute_strategy, self.session.task, [epoch])
         if epoch != theirs:
             raise InvalidConfiguration(
-                f"{self.process.task.replica} begins after {epoch} epochs, the first worker after {theirs}: "
+                f"{self.session.task.replica} begins after {epoch} epochs, the first worker after {theirs}: "
                 "a callback has restored another state here; have it use a folder that all workers share, as "
                 "$TRAINJOB_OUTPUT_DIR is"
             )
         lost = put_back(self.users, self.call.remembered, self.call.resumed_groups)
-        if lost and self.process.is_writer:
+        if lost and self.session.is_writer:
             notice(
                 f"callbacks begin again without what they had at the checkpoint: {', '.join(lost)}. Only the "
                 "state of Keras's own is kept: write yours to a file, and read it in on_train_begin"
@@ -94,19 +94,19 @@ class AtEnd(Scoring):
         In a resumed epoch, undo what the user's callbacks did just now, since the restored variables include
         it: one may multiply the learning rate each time.
         """
-        process, call, steps = self.process, self.call, (self.params or {}).get("steps")
+        session, call, steps = self.session, self.call, (self.params or {}).get("steps")
         if epoch > call.epoch and steps:  # another callback restored a later epoch
-            process.step += (epoch - call.epoch) * int(steps)
+            session.step += (epoch - call.epoch) * int(steps)
         call.epoch = epoch
         host, call.resumed_groups = call.resumed_groups, {}
         held, self._held = self._held, {}
         if call.batches_before:
             assign(checkpoint_groups(self.model), held)
-            MetricState(self.model).put_back(host.get(METRICS, ()), is_writer=process.is_writer)
+            MetricState(self.model).put_back(host.get(METRICS, ()), is_writer=session.is_writer)
         self._batches = call.batches_before
-        self._step_before = process.step - self._batches
-        process.progress.update(
-            step=process.step,
+        self._step_before = session.step - self._batches
+        session.progress.update(
+            step=session.step,
             total_steps=self._step_before + int(steps) * (call.epochs - epoch) if steps else None,
             epoch=epoch + 1,
             total_epochs=call.epochs,
@@ -116,13 +116,13 @@ class AtEnd(Scoring):
         """Called by Keras, with the last batch's number within the epoch, from 0."""
         steps = (self.params or {}).get("steps")
         self._batches = done = min(batch + 1, int(steps)) if steps else batch + 1
-        self.process.step = self._step_before + done
+        self.session.step = self._step_before + done
         own = self.call.own_time
-        self.process.progress.update(
+        self.session.progress.update(
             state="training",
-            step=self.process.step,
+            step=self.session.step,
             **({} if own is None else {"work_seconds": own.work, "input_seconds": own.input}),
-            **self._clock.look(self.process.step, self.call.batch_size),
+            **self._clock.look(self.session.step, self.call.batch_size),
             **by_loss(self.figures(logs)),
         )
         is_last = steps and done == int(steps)
@@ -137,9 +137,9 @@ class AtEnd(Scoring):
         for name, value in (logs or {}).items():
             call.kept.history.setdefault(name, []).append(value)
         figures = self.figures(logs)
-        self.process.progress.update(**by_loss(figures))
-        if self.process.is_writer:
-            add_to_history(self.process.environment, self.process.step, figures)
+        self.session.progress.update(**by_loss(figures))
+        if self.session.is_writer:
+            add_to_history(self.session.environment, self.session.step, figures)
         if epoch + 1 < call.epochs:
             self._between_calls()
 
@@ -148,13 +148,13 @@ class AtEnd(Scoring):
         if self._batches:
             self._between_calls(self._batches, before_validation=True)
         super().on_test_begin(logs)
-        stop = self.process.stop
+        stop = self.session.stop
         self._patience, stop.patience_seconds = stop.patience_seconds, 0.0
 
     def on_test_end(self, logs: Any = None) -> None:
         """Called by Keras."""
         super().on_test_end(logs)
-        self.process.stop.patience_seconds = self._patience
+        self.session.stop.patience_seconds = self._patience
 
     def figures(self, logs: Any) -> dict[str, float]:
         """Return those of Keras's `logs` that are single numbers, and the number of skipped updates."""
@@ -177,29 +177,29 @@ class AtEnd(Scoring):
             WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
             Preempted: a stop was requested; the current state is saved.
         """
-        process, call, writer = self.process, self.call, self.call.record.writer
+        session, call, writer = self.session, self.call, self.call.record.writer
 
         def wishes() -> int:
             if self.model.stop_training and not before_validation:
                 return _END
-            if not process.is_writer:
+            if not session.is_writer:
                 return 0
             writer.watch()
-            is_due = call.times.is_due(process.step, epoch_ends=not batches, is_writing=writer.is_writing)
-            return _SAVE * (is_due and not before_validation) + _STOP * process.stop.requested
+            is_due = call.times.is_due(session.step, epoch_ends=not batches, is_writing=writer.is_writing)
+            return _SAVE * (is_due and not before_validation) + _STOP * session.stop.requested
 
         may_end = not batches or (call.seen.batches and not before_validation)
-        now = may_end or before_validation or call.times.has_come(process.step)
+        now = may_end or before_validation or call.times.has_come(session.step)
         wished = call.looks.after_call(wishes, now=now)
         if may_end:
             self.model.stop_training = bool(wished & _END)
         if not wished or wished & _END:
             return
-        with call.times.saving(process.step):
-            call.weights.compare(checkpoint_groups(self.model), process.step)
+        with call.times.saving(session.step):
+            call.weights.compare(checkpoint_groups(self.model), session.step)
             metrics = self._over_all.state() if batches else []
             writer.between_steps(
-                process.step,
+                session.step,
                 call.epoch,
                 True,
                 lambda: self.saved(batches, metrics),

@@ -51,7 +51,7 @@ from trainjob_trainer.keras.pipelines import part_of as part_of_worker
 from trainjob_trainer.keras.same_rows import SameRows
 from trainjob_trainer.keras.shares import Part
 from trainjob_trainer.reporting.progress import announce, notice
-from trainjob_trainer.session import current_process, is_seeded_by_user, job_seed
+from trainjob_trainer.session import current_session, is_seeded_by_user, job_seed
 
 UNEQUAL_ROWS = "trainjob: unequal rows"
 """The text of an error of TensorFlow, of which `trainer.errors_explained` makes a sentence."""
@@ -296,8 +296,8 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
         with self._arrays_in_order() as needs_iterators:
             dataset = self.data_adapter.get_tf_dataset()
         self._distributed_dataset = dataset  # as the script has shared it out, unless it is ours to do
-        process = current_process()
-        call = process.call
+        session = current_session()
+        call = session.call
         if self.trains and call is not None:
             call.data = self
         is_pipeline = isinstance(dataset, tf.data.Dataset)
@@ -311,8 +311,8 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
 
     def _prepared(self, dataset: Any, *, needs_iterators: bool) -> Any:
         """Return the pipeline, with its length if that has to be counted; note what its order depends on."""
-        adapter, process = self.data_adapter, current_process()
-        call, collective = process.call, is_collective(self._distribute_strategy)
+        adapter, session = self.data_adapter, current_session()
+        call, collective = session.call, is_collective(self._distribute_strategy)
         try:
             size = adapter.batch_size
         except Exception:  # noqa: BLE001 - adapters answer for what they know
@@ -345,8 +345,8 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
         policies = tf.data.experimental.AutoShardPolicy
         chosen = dataset.options().experimental_distribute.auto_shard_policy
         self._is_ours = chosen in (policies.AUTO, policies.DATA, policies.FILE) and has_rows(dataset)
-        if self.trains and collective and process.is_writer and process.task.num_workers > 1:
-            workers = f"each of {process.task.num_workers} workers"
+        if self.trains and collective and session.is_writer and session.task.num_workers > 1:
+            workers = f"each of {session.task.num_workers} workers"
             if not self._is_ours:
                 reads = "TensorFlow shares it among the workers, by its auto_shard_policy"
             elif self.files is not None:
@@ -400,7 +400,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
             tf.random.shuffle = original
 
     def _get_iterator(self) -> Any:
-        call = current_process().call
+        call = current_session().call
         if call is not None and call.data is self:
             if self._drawn is not None:  # an iterator that serves several epochs counts on by itself
                 number = call.kept.iterators if self.steps_per_epoch else call.epoch
@@ -425,7 +425,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
 
     def _distributed(self, dataset: Any) -> Any:
         """Distribute the data set, so that each worker reads its own part."""
-        strategy, replicas, task = self._distribute_strategy, self._replicas, current_process().task
+        strategy, replicas, task = self._distribute_strategy, self._replicas, current_session().task
         if not self._is_mirrored or not self._is_ours:
             return read_on_cpu(strategy, strategy.experimental_distribute_dataset(dataset))
         if self.files is None:
@@ -433,7 +433,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
             rest = (self.data_adapter.partial_batch_size or self.size) if is_array else None
             is_enough = (rest or 0) >= replicas
             whole = dataset.repeat() if self.is_endless else dataset
-            if task.num_workers > 1 and current_process().setting("compare_data"):
+            if task.num_workers > 1 and current_session().setting("compare_data"):
                 steps = self.steps_per_epoch or self._num_batches or 0
                 self.rows = SameRows(strategy, task, of_epoch=steps)
                 whole = self.rows.hashed(whole)
@@ -477,7 +477,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
         All workers call it together. The data then has a number of steps and no end. Raises
         InvalidConfiguration if a worker has no file.
         """
-        task, adapter = current_process().task, self.data_adapter
+        task, adapter = current_session().task, self.data_adapter
         try:
             own, first = (shard(one, part_of_worker(task)) for one in (dataset, earliest_of_length(dataset)))
             finds = int(any(True for _ in first.take(1)))
@@ -506,7 +506,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
 
         Older versions of Keras number a call by one of its batches; callbacks then get the last one's number.
         """
-        call = current_process().call
+        call = current_session().call
         trains = call if self.trains else None
         if trains is not None:
             self._go_on(trains)
@@ -587,7 +587,7 @@ class JobEpochs(TFEpochIterator):  # type: ignore[misc,unused-ignore]
                 most = int(max(1, left - self.others_at_end))
             count, numbers = min(left, whole), whole
             if trains and trains.executions is not None:
-                every, done = trains.every, current_process().step
+                every, done = trains.every, current_session().step
                 until_due = every - done % every if every else most
                 count = numbers = trains.executions.next_call(min(most, until_due))
             elif not (self.trains or self._predicts or is_seen):
@@ -667,7 +667,7 @@ def _replay(
 def _begin_anew(stages: list[Reshuffle], passes: int) -> None:
     """Let the data begin again, in another order than at first."""
     pass_over([Reshuffle(one.stage, 1, at_once=True) for one in stages], passes)
-    if current_process().is_writer:
+    if current_session().is_writer:
         notice(
             "TRAIN_RESUME_DATA=epoch: the training data begins again with the epoch under way, so the rows "
             "from here on are others than without the restart"
@@ -676,8 +676,8 @@ def _begin_anew(stages: list[Reshuffle], passes: int) -> None:
 
 def rereading(total: int, advice: str = "") -> Rereading:
     """Return what reads `total` batches again that an earlier attempt has taken; the writer says so."""
-    process = current_process()
-    return Rereading(total, process.progress, advice, announce if process.is_writer else lambda _: None)
+    session = current_session()
+    return Rereading(total, session.progress, advice, announce if session.is_writer else lambda _: None)
 
 
 def of_one_replica(spec: Any) -> Any:

@@ -19,12 +19,12 @@ from trainjob_trainer.keras.model import variable_groups
 from trainjob_trainer.keras.restoring import data_of
 from trainjob_trainer.keras.strategy import end_evaluator
 from trainjob_trainer.reporting.progress import notice
-from trainjob_trainer.session import PlainProcess
+from trainjob_trainer.session import Session
 
 _ARRAYS = ("x", "y", "sample_weight")
 
 
-def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, Any]) -> NoReturn:
+def follow_training(session: Session, model: Any, arguments: Mapping[str, Any]) -> NoReturn:
     """Evaluate each new checkpoint of the job, including the final one, and end the process with code 0.
 
     The data is what `fit` itself would pass to `evaluate`.
@@ -40,16 +40,16 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
             "fit() has neither validation_data nor validation_split: the evaluator has nothing to score, and "
             "ends. Pass validation_data=..., or leave the evaluator out with `evaluator: {replicas: 0}`"
         )
-        end_evaluator(process)
+        end_evaluator(session)
     told = {
         **dict(zip(_ARRAYS, keras.utils.unpack_x_y_sample_weight(validation))),
         "batch_size": arguments["validation_batch_size"] or arguments["batch_size"],
         "steps": arguments["validation_steps"],
-        "callbacks": [Scoring(process.progress)],
+        "callbacks": [Scoring(session.progress)],
     }
     if not model.built:
         model.evaluate(**{**told, "steps": 1}, verbose=0)
-    site, trainings = find_site(), process.trainings
+    site, trainings = find_site(), session.trainings
     call = Identity(*key_of(site, model), particulars={**site.variables, **data_of(arguments)})
     store = trainings.store(wait_for_training(trainings, call))
 
@@ -57,5 +57,5 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
         store.load(checkpoint, variable_groups(model, with_optimizer=False))
         return scalars(model.evaluate(**told, verbose=0, return_dict=True))
 
-    evaluate_checkpoints(process, store, score)
-    end_evaluator(process)
+    evaluate_checkpoints(session, store, score)
+    end_evaluator(session)

@@ -32,10 +32,10 @@ from trainjob_trainer.keras.trainer import errors_explained
 from trainjob_trainer.keras.writers import isolate
 from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import ResumePlan, end_if_finished
-from trainjob_trainer.session import PlainProcess, end_on_request
+from trainjob_trainer.session import Session, end_on_request
 
 
-def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
+def train(session: Session, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
     """Run one call of `fit` and return its `History`, earlier attempts' epochs included.
 
     Raises InvalidConfiguration if TRAIN_ON_NAN or TRAIN_COMPARE_WEIGHTS has an invalid value, OutputFinished
@@ -44,16 +44,16 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     """
     if not model.compiled:
         return fit(model, **arguments)  # Keras reports what is missing
-    if not process.count:  # without a strategy of several workers this has not run yet
-        end_if_finished(process.trainings.root, process.environment.uid, process.progress)
-        end_on_request(process)
+    if not session.count:  # without a strategy of several workers this has not run yet
+        end_if_finished(session.trainings.root, session.environment.uid, session.progress)
+        end_on_request(session)
         # Python's collection at its end waits for iterators whose threads wait for Python (`py_function`).
         atexit.register(gc.collect)
     bring_in(model)
-    meet(process, model, "fit")
-    process.progress.keep_fresh()
-    if process.count:  # the first `fit` is part of the start
-        process.progress.update(state="preparing")
+    meet(session, model, "fit")
+    session.progress.keep_fresh()
+    if session.count:  # the first `fit` is part of the start
+        session.progress.update(state="preparing")
     if is_smoke(os.environ):
         arguments |= {
             "epochs": int(arguments["initial_epoch"] or 0) + 1,
@@ -62,10 +62,10 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
             "validation_freq": 1,
         }
     strategy, users = model.distribute_strategy, listed(arguments.get("callbacks"))
-    call = _begin(process, model, arguments, users)
-    if is_one_of_several(process.task) and not is_collective(strategy):
-        report_alone(process, f"fit {call.number} has {type(strategy).__name__.lstrip('_')}")
-    if process.is_writer:
+    call = _begin(session, model, arguments, users)
+    if is_one_of_several(session.task) and not is_collective(strategy):
+        report_alone(session, f"fit {call.number} has {type(strategy).__name__.lstrip('_')}")
+    if session.is_writer:
         tell_unsynchronized(model, strategy.num_replicas_in_sync)
     with strategy.scope():
         create_random_state()
@@ -73,45 +73,45 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         model.train_function = None  # made by `train_on_batch`, for example, which does not watch gradients
     isolate(users)
     data = dict(arguments)
-    first = AtBegin(lambda steps: restore(process, call, model, data, users, steps), process.claim_output)
-    last = AtEnd(process, call, users)
+    first = AtBegin(lambda steps: restore(session, call, model, data, users, steps), session.claim_output)
+    last = AtEnd(session, call, users)
     arguments["callbacks"] = with_ours(arguments.get("callbacks"), first, last, model)
     try:
         with call.record.writer.patient(), errors_explained():
             history = fit(model, **arguments)
-            _end(process, call, last)
+            _end(session, call, last)
     except BaseException:
         call.record.past.append(call.as_past(failed=True))  # the script may catch it and go on
         raise
     finally:
         model._initial_epoch = None
-        process.call = None
+        session.call = None
     if history is not None:
         history.epoch, history.history = list(call.kept.epochs), dict(call.kept.history)
     return history
 
 
-def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any], users: list[Any]) -> FitCall:
-    strategy, task = model.distribute_strategy, process.task
-    watch = FiniteWatch(_reaction(process, users), task)
-    process.count += 1
-    record = process.models.get(model)
+def _begin(session: Session, model: Any, arguments: dict[str, Any], users: list[Any]) -> FitCall:
+    strategy, task = model.distribute_strategy, session.task
+    watch = FiniteWatch(_reaction(session, users), task)
+    session.count += 1
+    record = session.models.get(model)
     if record is None:
-        store = process.trainings.root  # until the model is built, and it is known which training it is
-        record = process.models[model] = ModelRecord(0, store, CheckpointWriter(process, store))
+        store = session.trainings.root  # until the model is built, and it is known which training it is
+        record = session.models[model] = ModelRecord(0, store, CheckpointWriter(session, store))
     record.calls += 1
-    every = process.setting("checkpoint_every")
-    process.call = call = FitCall(
+    every = session.setting("checkpoint_every")
+    session.call = call = FitCall(
         record=record,
         number=record.calls,
         epochs=int(arguments["epochs"]),
-        times=SaveTimes(every, process.step),
+        times=SaveTimes(every, session.step),
         looks=Looks(lambda numbers: broadcast(strategy, task, numbers)),
         watch=watch,
-        weights=WeightsWatch(strategy, task, wanted=process.setting("compare_weights")),
+        weights=WeightsWatch(strategy, task, wanted=session.setting("compare_weights")),
         every=every,
         epoch=int(arguments.get("initial_epoch") or 0),
-        rereads=process.setting("resume_data"),
+        rereads=session.setting("resume_data"),
     )
     if is_mirrored(strategy):
         sees = [any(sees_batches(one, methods) for one in users) for methods in (TRAIN_METHODS, TEST_METHODS)]
@@ -121,15 +121,15 @@ def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any], users: 
     return call
 
 
-def _reaction(process: PlainProcess, users: list[Any]) -> OnNan:
+def _reaction(session: Session, users: list[Any]) -> OnNan:
     """Return the reaction to NaN: a script's own callback decides, unless a setting does."""
-    is_set = os.environ.get("TRAIN_ON_NAN") or process.settings.get("on_nan")
+    is_set = os.environ.get("TRAIN_ON_NAN") or session.settings.get("on_nan")
     if any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in users) and not is_set:
         return OnNan.IGNORE
-    return OnNan(process.setting("on_nan"))
+    return OnNan(session.setting("on_nan"))
 
 
-def _end(process: PlainProcess, call: FitCall, last: AtEnd) -> None:
+def _end(session: Session, call: FitCall, last: AtEnd) -> None:
     """Save the state after the call, and wait for that: callbacks may have restored other weights at its end.
 
     Raises OutputUnwritable if the checkpoint can't be written, and NotFinite if the weights are not finite.
@@ -137,18 +137,18 @@ def _end(process: PlainProcess, call: FitCall, last: AtEnd) -> None:
     if call.plan is ResumePlan.SKIP:
         call.record.past.append(call.as_past())
         return
-    call.record.past.append(call.as_past(step=process.step))
-    call.weights.compare(checkpoint_groups(last.model), process.step)
-    if process.is_writer:
+    call.record.past.append(call.as_past(step=session.step))
+    call.weights.compare(checkpoint_groups(last.model), session.step)
+    if session.is_writer:
         record = call.record
         record.writer.save_last(
-            process.step, call.epoch, lambda: last.saved(complete=True), record.ends, says_more=True
+            session.step, call.epoch, lambda: last.saved(complete=True), record.ends, says_more=True
         )
-        is_first, process.trained = process.trained is None, last.model
-        if is_first and process.task.cluster:
-            atexit.register(leave_model, process)  # the script may train further
-    process.progress.update(state="preparing")  # the script takes no steps now
-    process.progress.flush()
+        is_first, session.trained = session.trained is None, last.model
+        if is_first and session.task.cluster:
+            atexit.register(leave_model, session)  # the script may train further
+    session.progress.update(state="preparing")  # the script takes no steps now
+    session.progress.flush()
 
 
 # The trained model as files that don't need this package: Keras's own format, and a SavedModel.
@@ -159,13 +159,13 @@ KERAS_FILE = "model.keras"
 SAVED_MODEL = "saved_model"
 
 
-def leave_model(process: PlainProcess) -> None:
+def leave_model(session: Session) -> None:
     """Write the model of the last `fit` to `<output>/model` at the end of the script.
 
     In a replica's context the writer reads variables by itself: the other workers may have ended. A format
     that fails is logged and left out; the weights are in the final checkpoint anyway.
     """
-    model, folder = process.trained, process.environment.output_dir / FOLDER
+    model, folder = session.trained, session.environment.output_dir / FOLDER
 
     def save(path: Path) -> None:
         with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
@@ -181,10 +181,10 @@ def leave_model(process: PlainProcess) -> None:
         _write(place / KERAS_FILE, save)
         _write(place / SAVED_MODEL, export)
 
-    if not process.setting("export"):
+    if not session.setting("export"):
         return
     try:
-        process.trainings.root.publish(folder, fill)
+        session.trainings.root.publish(folder, fill)
     except TrainerError as error:
         notice(f"the model isn't left as a file: {error}")
         return

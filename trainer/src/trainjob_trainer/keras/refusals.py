@@ -10,7 +10,7 @@ from typing import Any
 from trainjob_trainer.edge import leave
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.session import current_process
+from trainjob_trainer.session import current_session
 from trainjob_trainer.task import Task
 
 
@@ -24,7 +24,7 @@ def refuse_legacy_fit(training: ModuleType) -> None:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if current_process().manages:
+        if current_session().manages:
             raise InvalidConfiguration(
                 "fit() of tf_keras isn't supported in a job: it would have no checkpoints, and the evaluator "
                 "would train too. Use `import keras` (Keras 3; tf.keras is that once TF_USE_LEGACY_KERAS is "

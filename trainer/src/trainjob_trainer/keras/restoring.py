@@ -34,13 +34,13 @@ from trainjob_trainer.resume import (
     settings_in_force,
     settings_of,
 )
-from trainjob_trainer.session import PlainProcess, is_seeded_by_user
+from trainjob_trainer.session import Session, is_seeded_by_user
 
 _DATA = ("x", "y", "sample_weight", "class_weight")
 
 
 def restore(
-    process: PlainProcess,
+    session: Session,
     call: FitCall,
     model: Any,
     arguments: Mapping[str, Any],
@@ -58,21 +58,21 @@ def restore(
     call.settings, call.kept.iterators = _settings(call, model, epoch_steps), 0
     strategy, record = model.distribute_strategy, call.record
     number, step, plan, before, read = 0, 0, ResumePlan.TRAIN, 0, None
-    if process.is_writer:
+    if session.is_writer:
         tell_unsaved(model)
         call.kept.identity = _identify(call, model, arguments)
-        number, step, plan, before, read = _decide(process, call, call.kept.identity)
+        number, step, plan, before, read = _decide(session, call, call.kept.identity)
     elif not is_collective(strategy):
         return  # it trains alone, and what is saved is another process's
-    number, step, chosen, before = broadcast(strategy, process.task, [number, step, plan, before])
+    number, step, chosen, before = broadcast(strategy, session.task, [number, step, plan, before])
     plan = ResumePlan(chosen)
     asked = f"this fit asks for {call.epochs} epochs: ask for more epochs of the same fit"
-    over = process.environment.how_to_start_over
-    refuse_finished(plan, process.trainings.root, asked, over, process.progress)
-    call.plan, process.step = plan, max(process.step, before)
-    call.times.step = process.step
+    over = session.environment.how_to_start_over
+    refuse_finished(plan, session.trainings.root, asked, over, session.progress)
+    call.plan, session.step = plan, max(session.step, before)
+    call.times.step = session.step
     if not record.number:
-        record.number, record.store = number, process.trainings.store(number)
+        record.number, record.store = number, session.trainings.store(number)
         record.writer.write_into(record.store)
     if plan in (ResumePlan.TRAIN, ResumePlan.ANEW):
         return
@@ -80,16 +80,16 @@ def restore(
     checkpoint, host = read or read_agreed(record.store, step, ARRIVAL_SECONDS)
     state = FitState.from_groups(host)
     if call.number < state.call:
-        checkpoint, host = _end_of(process, model, call, state) or (checkpoint, host)
+        checkpoint, host = _end_of(session, model, call, state) or (checkpoint, host)
     is_own = FitState.from_groups(host).call == call.number
-    _assign(process, model, host, with_optimizer=is_own)
-    _go_on_from(process, call, state, checkpoint.step)
+    _assign(session, model, host, with_optimizer=is_own)
+    _go_on_from(session, call, state, checkpoint.step)
     goes_on = plan is ResumePlan.RESUME
     call.data.replay(call, arguments["validation_data"], arguments["validation_steps"], goes_on=goes_on)
     call.resumed_groups = host
     keep_files(users)
     model._initial_epoch = call.epochs if plan is ResumePlan.SKIP else state.epochs_done
-    if process.is_writer:
+    if session.is_writer:
         where = f"epoch {state.epochs_done} of {call.epochs}"
         where += f" and {state.batches_done} batches" if state.batches_done else ""
         where = f"fit {call.number} had ended" if plan is ResumePlan.SKIP else where
@@ -102,9 +102,9 @@ def restore(
         else:
             call.kept.taken = 0  # that epoch starts over
         remedy = over
-        if not process.task.is_coordinator:  # a callback runs after the checkpoint's rate has been restored
+        if not session.task.is_coordinator:  # a callback runs after the checkpoint's rate has been restored
             remedy = f"set model.optimizer.learning_rate in a callback's on_train_begin, or {over}"
-        for line in describe_differences(then, now, remedy) if process.is_writer else ():
+        for line in describe_differences(then, now, remedy) if session.is_writer else ():
             notice(line)
         call.settings = settings_in_force(then, now)
 
@@ -133,8 +133,8 @@ _Decision = tuple[int, int, ResumePlan, int, tuple[Checkpoint, HostGroups] | Non
 """The writer's: the number of the training, its newest step, the plan, steps before it, what was read."""
 
 
-def _decide(process: PlainProcess, call: FitCall, identity: Identity) -> _Decision:
-    record, trainings, environment = call.record, process.trainings, process.environment
+def _decide(session: Session, call: FitCall, identity: Identity) -> _Decision:
+    record, trainings, environment = call.record, session.trainings, session.environment
     found = None if record.number else trainings.find(identity, environment.reported_checkpoint)
     number, final = found.number if found else record.number, trainings.root.final()
     store = trainings.store(number)
@@ -162,7 +162,7 @@ def _decide(process: PlainProcess, call: FitCall, identity: Identity) -> _Decisi
         found.is_taken = True
         store.prepare()
     if plan is ResumePlan.ANEW:
-        aside = store.set_aside(process.step, whole=True)
+        aside = store.set_aside(session.step, whole=True)
         notice(
             f"{identity.site} trains from the beginning (fit {call.number} of its model): what is saved of "
             f"step {', '.join(map(str, aside))} belongs to another call, and is set aside"
@@ -183,17 +183,17 @@ def _settings(call: FitCall, model: Any, epoch_steps: int | None) -> dict[str, A
 
 
 def _end_of(
-    process: PlainProcess, model: Any, call: FitCall, state: FitState
+    session: Session, model: Any, call: FitCall, state: FitState
 ) -> tuple[Checkpoint, HostGroups] | None:
     """Return the checkpoint of an earlier call's end, if it still exists; all workers call it together."""
     store, past = call.record.store, list(state.past)
     step = past[call.number - 1].step if call.number <= len(past) else 0
-    if process.is_writer and step not in store.steps():
+    if session.is_writer and step not in store.steps():
         step = 0
-    (step,) = broadcast(model.distribute_strategy, process.task, [step])
+    (step,) = broadcast(model.distribute_strategy, session.task, [step])
     if step:
-        return read_agreed(store, step, 0.0 if process.is_writer else ARRIVAL_SECONDS)
-    if process.is_writer:
+        return read_agreed(store, step, 0.0 if session.is_writer else ARRIVAL_SECONDS)
+    if session.is_writer:
         notice(
             f"the weights that fit {call.number} had ended with are no longer there (the {KEPT_CALLS} newest "
             "are kept): the model has those of the newest checkpoint"
@@ -209,21 +209,21 @@ def _check_built(model: Any, store: CheckpointStore) -> None:
         )
 
 
-def _assign(process: PlainProcess, model: Any, host: HostGroups, *, with_optimizer: bool) -> None:
+def _assign(session: Session, model: Any, host: HostGroups, *, with_optimizer: bool) -> None:
     groups = dict(variable_groups(model, with_optimizer=with_optimizer))
     if with_optimizer:
         groups |= {name: ones for name, ones in further_groups(model).items() if name in host}
     assign(groups, host)
-    check_same_weights(model.distribute_strategy, process.task, groups)
+    check_same_weights(model.distribute_strategy, session.task, groups)
 
 
-def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int) -> None:
+def _go_on_from(session: Session, call: FitCall, state: FitState, step: int) -> None:
     record, earlier = call.record, list(state.past)
-    process.step = call.times.step = max(process.step, step)
+    session.step = call.times.step = max(session.step, step)
     record.past = earlier[: call.number - 1]
     if call.number == state.call:
         call.epoch = state.epochs_done
     if call.number <= len(earlier):
         end = step if call.plan is ResumePlan.SKIP else 0
         call.kept = replace(earlier[call.number - 1], step=end, identity=call.kept.identity)
-    process.progress.update(step=process.step, resumed_from=process.step, checkpoint_step=process.step)
+    session.progress.update(step=session.step, resumed_from=session.step, checkpoint_step=session.step)

@@ -27,7 +27,7 @@ from trainjob_trainer.keras.shares import retried
 from trainjob_trainer.keras.trainer import has_keras_steps, shared
 from trainjob_trainer.keras.work_time import OwnTime, data_moment, moment_after, own_seconds
 from trainjob_trainer.reporting.progress import announce
-from trainjob_trainer.session import current_process
+from trainjob_trainer.session import current_session
 
 # XLA for Keras's own training and test steps, with any number of workers.
 #
@@ -285,7 +285,7 @@ class TracedSteps:
         self._model = model
         self._strategy = model.distribute_strategy
         self._trains = step.__name__ == "train_step"
-        path, call = None, current_process().call
+        path, call = None, current_session().call
         step = shared(model, step, step.__name__)
         if self._trains and call is not None:
             path = GradientPath.of(model, self._strategy, call.watch.on_nan)
@@ -299,7 +299,7 @@ class TracedSteps:
             self._local = ManySteps(self._strategy, step, model.get_metrics_result, path)
             self._seen = ManySteps(self._strategy, step, self._results_over_all, path)
         self.over_all = OverAll(self._strategy, model)
-        self._is_announced = not (self._trains and current_process().is_writer)
+        self._is_announced = not (self._trains and current_session().is_writer)
 
     def take(self, batches: Batches) -> Any:
         """Take the batches; return what a step of the user's returns, or else the metrics.
@@ -310,7 +310,7 @@ class TracedSteps:
         if not self._is_announced:
             self._is_announced = True
             announce_first_step(self._model)
-        call, began = current_process().call, time.perf_counter()
+        call, began = current_session().call, time.perf_counter()
         self._done = 0
         for data, count in batches.in_calls():
             if not self._is_own:
@@ -334,11 +334,11 @@ class TracedSteps:
         return {name: self._strategy.experimental_local_results(one)[0] for name, one in results.items()}
 
     def _run(self, steps: ManySteps, data: Any, count: int) -> Any:
-        process = current_process()
-        results, call = steps.take(data, count), process.call
+        session = current_session()
+        results, call = steps.take(data, count), session.call
         if call is not None and self._trains:
             call.own_time = steps.own_time
-            call.watch.look(steps.found, process.step + self._done)
+            call.watch.look(steps.found, session.step + self._done)
         self._done += count
         return results
 

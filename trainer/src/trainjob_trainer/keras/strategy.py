@@ -24,9 +24,9 @@ from trainjob_trainer.keras.writers import forget_saves
 from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import end_if_finished
 from trainjob_trainer.session import (
-    PlainProcess,
+    Session,
     assigned,
-    current_process,
+    current_session,
     end_on_request,
     job_seed,
 )
@@ -52,19 +52,19 @@ def prepare_strategy(module: ModuleType) -> None:
     def __init__(  # noqa: N807 - as above
         self: Any, cluster_resolver: Any = None, communication_options: Any = None
     ) -> None:
-        process = current_process()
+        session = current_session()
         if self is _built():
             return
         with _building.lock, assigned(_building, "is_begun", True):
-            if not process.task.is_evaluator:
-                end_if_finished(process.trainings.root, process.environment.uid, process.progress)
-            process.claim_output()
-            forget_saves(process)
-            process.progress.keep_fresh()
-            needs_collectives = process.task.num_workers > 1 or not module.context.context()._initialized
-            if process.task.is_evaluator or not needs_collectives:  # an operation has run before
+            if not session.task.is_evaluator:
+                end_if_finished(session.trainings.root, session.environment.uid, session.progress)
+            session.claim_output()
+            forget_saves(session)
+            session.progress.keep_fresh()
+            needs_collectives = session.task.num_workers > 1 or not module.context.context()._initialized
+            if session.task.is_evaluator or not needs_collectives:  # an operation has run before
                 # An empty cluster, of the process's type: scripts do not take the evaluator for the chief.
-                tf, task = importlib.import_module("tensorflow"), process.task
+                tf, task = importlib.import_module("tensorflow"), session.task
                 gpus = len(tf.config.list_physical_devices("GPU"))
                 cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
                     tf.train.ClusterSpec({}),
@@ -72,21 +72,21 @@ def prepare_strategy(module: ModuleType) -> None:
                     task_id=task.index,
                     num_accelerators={"GPU": min(1, gpus) if task.is_evaluator else gpus},
                 )
-            end_on_request(process)
-            process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
-            wait_for_first_worker(process.task)
-            bear_pauses(has_agent=process.environment.has_agent)
-            with explained(process.task):
+            end_on_request(session)
+            session.progress.update(state="waiting" if session.task.num_workers > 1 else "starting")
+            wait_for_first_worker(session.task)
+            bear_pauses(has_agent=session.environment.has_agent)
+            with explained(session.task):
                 original(self, cluster_resolver, communication_options)
-            process.progress.update(state="starting")
+            session.progress.update(state="starting")
             from trainjob_trainer.distribution.collective import is_collective  # noqa: PLC0415 - needs all of TensorFlow
             from trainjob_trainer.distribution.initial_values import InitialValues  # noqa: PLC0415 - as above
 
             if is_collective(self):
-                InitialValues(self, process.task).install()
-            is_alone = process.task.num_workers == 1 and not process.task.is_evaluator
-            if is_alone or trains_together(process.task):
-                _joint.append((process.task, self))
+                InitialValues(self, session.task).install()
+            is_alone = session.task.num_workers == 1 and not session.task.is_evaluator
+            if is_alone or trains_together(session.task):
+                _joint.append((session.task, self))
 
     strategy.__new__ = staticmethod(__new__)
     strategy.__init__ = __init__
@@ -112,12 +112,12 @@ def build_before_first_operation(context: ModuleType) -> None:
     @functools.wraps(original)
     def ensure_initialized(self: Any) -> None:
         if not self._initialized:
-            process = current_process()
-            draws_alike = not process.task.has_parameter_servers and _HOROVOD not in sys.modules
+            session = current_session()
+            draws_alike = not session.task.has_parameter_servers and _HOROVOD not in sys.modules
             if draws_alike and context.global_seed() is None:
                 context.set_global_seed(job_seed())
             strategy_of_the_job()
-            watch_own_loop(process)
+            watch_own_loop(session)
         original(self)
 
     context.Context.ensure_initialized = ensure_initialized
@@ -130,7 +130,7 @@ _joint: list[tuple[Task, Any]] = []
 
 
 def _built() -> Any:
-    task = current_process().task
+    task = current_session().task
     return next((strategy for owner, strategy in _joint if owner == task), None)
 
 
@@ -139,7 +139,7 @@ def strategy_of_the_job() -> Any:
 
     It is None while it is being built, too: TensorFlow runs operations meanwhile.
     """
-    if not trains_together(current_process().task):
+    if not trains_together(current_session().task):
         return None
     with _building.lock:
         if _building.is_begun:
@@ -173,10 +173,10 @@ def bring_in(model: Any) -> None:
 
 @functools.cache
 def _say(what: str) -> None:
-    process = current_process()
-    if process.is_writer:
+    session = current_session()
+    if session.is_writer:
         announce(
-            f"{what} of the job's {process.task.num_workers} workers, which train one model together; "
+            f"{what} of the job's {session.task.num_workers} workers, which train one model together; "
             "TRAIN_STRATEGY=own keeps the script's own"
         )
 
@@ -184,7 +184,7 @@ def _say(what: str) -> None:
 _MET = ("fit", "evaluate", "predict")
 
 
-def meet(process: PlainProcess, model: Any, name: str) -> None:
+def meet(session: Session, model: Any, name: str) -> None:
     """Check that all workers make the same call of Keras's; each calls it before its own.
 
     If one of them has ended instead, the leading agent sees that by the report. Raises InvalidConfiguration
@@ -192,13 +192,13 @@ def meet(process: PlainProcess, model: Any, name: str) -> None:
     """
     from trainjob_trainer.distribution.collective import gather, is_collective  # noqa: PLC0415 - needs all of TensorFlow
 
-    strategy, task = model.distribute_strategy, process.task
-    if process.call is not None or not is_collective(strategy):
+    strategy, task = model.distribute_strategy, session.task
+    if session.call is not None or not is_collective(strategy):
         return
 
-    process.progress.update(meets=name)
+    session.progress.update(meets=name)
     found = gather(strategy, task, _MET.index(name))
-    process.progress.update(meets=None)
+    session.progress.update(meets=None)
     for rank, number in enumerate(found):
         if _MET[number] != name:
             other = f"{task.trainees[rank]} in {_MET[number]}()"
@@ -208,7 +208,7 @@ def meet(process: PlainProcess, model: Any, name: str) -> None:
             )
 
 
-def watch_own_loop(process: PlainProcess) -> None:
+def watch_own_loop(session: Session) -> None:
     """Watch for a loop of the script's own: where `fit` doesn't train, a gradient shows it.
 
     The evaluator ends there, since it would repeat the whole training. A worker whose loop has no strategy
@@ -217,8 +217,8 @@ def watch_own_loop(process: PlainProcess) -> None:
     """
     tf = importlib.import_module("tensorflow")
     original = tf.GradientTape.gradient
-    is_evaluator = process.task.is_evaluator
-    if hasattr(original, "_trainjob_managed") or not (is_evaluator or is_one_of_several(process.task)):
+    is_evaluator = session.task.is_evaluator
+    if hasattr(original, "_trainjob_managed") or not (is_evaluator or is_one_of_several(session.task)):
         return
 
     @functools.wraps(original)
@@ -228,32 +228,32 @@ def watch_own_loop(process: PlainProcess) -> None:
             isinstance(one, tf.Variable) or type(one).__module__.startswith("keras.")
             for one in tf.nest.flatten(sources)
         )
-        if is_evaluator and (is_within_run or trains) and not process.is_scoring:
+        if is_evaluator and (is_within_run or trains) and not session.is_scoring:
             notice(
                 "the script trains in a loop of its own, without fit(): the evaluator has nothing to "
                 "evaluate, and ends. Use fit(), train_and_evaluate() or init() with its each_checkpoint(), "
                 "or leave the evaluator out with `evaluator: {replicas: 0}`"
             )
-            end_evaluator(process)
-        if not is_evaluator and trains and not tf.distribute.has_strategy() and process.call is None:
-            report_alone(process, "a loop of the script's own has no strategy")
+            end_evaluator(session)
+        if not is_evaluator and trains and not tf.distribute.has_strategy() and session.call is None:
+            report_alone(session, "a loop of the script's own has no strategy")
         return original(self, target, sources, *args, **kwargs)
 
     gradient._trainjob_managed = True  # type: ignore[attr-defined]
     tf.GradientTape.gradient = gradient
 
 
-def report_alone(process: PlainProcess, what: str) -> None:
+def report_alone(session: Session, what: str) -> None:
     """Report, once, that each worker trains by itself; `what` says why."""
-    if not process.progress.last.trains_alone:
-        process.progress.update(trains_alone=True)
+    if not session.progress.last.trains_alone:
+        session.progress.update(trains_alone=True)
         notice(f"{what}: each worker trains the whole model by itself, and worker 0's is kept")
 
 
-def end_evaluator(process: PlainProcess) -> NoReturn:
+def end_evaluator(session: Session) -> NoReturn:
     """End the process at once, with exit code 0: a script might catch SystemExit and continue."""
-    process.progress.update(state="finished")
-    process.progress.flush()
+    session.progress.update(state="finished")
+    session.progress.flush()
     exit_now(0)
 
 
@@ -278,7 +278,7 @@ def record_in_worker_0(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def start(logdir: Any, options: Any = None) -> None:
-        task = current_process().task
+        task = current_session().task
         if task.is_writer or not is_one_of_several(task) or profiler._profiler is not None:
             original(logdir, options)
         else:

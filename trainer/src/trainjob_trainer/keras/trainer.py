@@ -30,7 +30,7 @@ from trainjob_trainer.keras.shares import added, by_share, retried, without_shar
 from trainjob_trainer.keras.strategy import bring_in, meet
 from trainjob_trainer.patches import fit_class
 from trainjob_trainer.reporting.progress import notice
-from trainjob_trainer.session import assigned, current_process
+from trainjob_trainer.session import assigned, current_session
 
 KerasTrainer: Any = fit_class(trainer)
 _SIGNATURES = {
@@ -63,32 +63,32 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
 
         A `fit` within another `fit` (a callback that trains a second model) is left to Keras.
         """
-        process = current_process()
-        call = process.call
+        session = current_session()
+        call = session.call
         if call is not None:
-            with assigned(process, "call", None):
+            with assigned(session, "call", None):
                 return super().fit(*args, **kwargs)
-        if not process.manages:
+        if not session.manages:
             return super().fit(*args, **kwargs)
         bound = _SIGNATURES["fit"].bind(self, *args, **kwargs)
         bound.apply_defaults()
         arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
 
-        if process.task.is_evaluator:
+        if session.task.is_evaluator:
             from trainjob_trainer.keras.evaluator import follow_training  # noqa: PLC0415 - needs all of Keras
 
-            follow_training(process, self, arguments)
-        if process.task.type not in ("chief", "worker"):
+            follow_training(session, self, arguments)
+        if session.task.type not in ("chief", "worker"):
             return super().fit(**arguments)
         from trainjob_trainer.keras.fit import train  # noqa: PLC0415 - as above
 
-        return train(process, KerasTrainer.fit, self, arguments)
+        return train(session, KerasTrainer.fit, self, arguments)
 
     @functools.wraps(KerasTrainer.evaluate)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Score, and report that; callbacks decide how many batches a call takes within `fit`."""
         with self._scored("evaluate", {"steps": 1}, args, kwargs) as (positional, named):
-            call = current_process().call
+            call = current_session().call
             if call is None:
                 return super().evaluate(*positional, **named)
             given = _SIGNATURES["evaluate"].bind(self, *positional, **named).arguments.get("callbacks")
@@ -112,21 +112,21 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
 
         A smoke test calls it with the arguments `in_smoke`.
         """
-        process = current_process()
-        if not process.manages:
+        session = current_session()
+        if not session.manages:
             yield args, kwargs
             return
         bound = _SIGNATURES[name].bind(self, *args, **kwargs)
         if is_smoke(os.environ):
             bound.arguments.update(in_smoke)
-        if process.task.is_evaluator:
-            with assigned(process, "is_scoring", True):
+        if session.task.is_evaluator:
+            with assigned(session, "is_scoring", True):
                 yield bound.args[1:], bound.kwargs
             return
-        meet(process, self, name)
+        meet(session, self, name)
         from trainjob_trainer.keras.callbacks import with_scoring  # noqa: PLC0415 - needs all of Keras
 
-        bound.arguments["callbacks"] = with_scoring(bound.arguments.get("callbacks"), process.progress)
+        bound.arguments["callbacks"] = with_scoring(bound.arguments.get("callbacks"), session.progress)
         with errors_explained():
             yield bound.args[1:], bound.kwargs
 
@@ -166,7 +166,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
         # Before the step is traced, not for each `train_on_batch`.
         is_new = self.train_function is None or (iterator is not None and self.test_function is None)
         bring_into_strategy(self, self.variables if strategy is not None and is_new else ())
-        call = current_process().call
+        call = current_session().call
         if strategy is None:
             # A checkpoint to resume needs the variables now; Keras would create them in the first step.
             record = getattr(call, "record", None)
@@ -225,7 +225,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
         strategy, jit_compile = self.distribute_strategy, self.jit_compile
         takes_many = self._takes_many()
         if takes_many or _compiles_in_parts(strategy):
-            step_function = in_parts(self, step_function, is_writer=current_process().is_writer)
+            step_function = in_parts(self, step_function, is_writer=current_session().is_writer)
             jit_compile = False  # Keras would compile the collectives, too
         joint = step_function
         if is_mirrored(strategy):
@@ -256,7 +256,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
                 raise StopIteration from error  # the data has ended within an epoch
             return logs
 
-        call = current_process().call
+        call = current_session().call
         function.steps = steps  # type: ignore[attr-defined]
         function.watched_for = call and call.watch.on_nan  # type: ignore[attr-defined]
         return function
@@ -274,7 +274,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
             return super().make_predict_function(force)
         from trainjob_trainer.keras.steps import in_parts  # noqa: PLC0415 - needs all of Keras
 
-        step = in_parts(self, self.predict_step, is_writer=current_process().is_writer)
+        step = in_parts(self, self.predict_step, is_writer=current_session().is_writer)
         other = _With(self, predict_step=step, jit_compile=False)
         KerasTrainer.make_predict_function(other, force)
         self.predict_function = other.predict_function
@@ -282,7 +282,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
         """Reduce all metrics over all workers in one call, at the end of an epoch or evaluation."""
-        over_all, call = self._over_all(), current_process().call
+        over_all, call = self._over_all(), current_session().call
         is_resumed = call is not None and call.batches_before > 0  # at its end there may be no batch left
         if over_all is None or not (logs or is_resumed):
             given = self.get_metrics_result() if is_resumed and not logs else logs
@@ -300,7 +300,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
 
     def _over_all(self) -> Any:
         """Return the `OverAll` of a model whose metrics are reduced at an epoch's end, else None."""
-        call = current_process().call
+        call = current_session().call
         if call is None:
             return None
         function = self.test_function if call.is_scoring else self.train_function
@@ -340,7 +340,7 @@ def see_tests(callbacks: Any) -> bool:
 
 def shared(model: Any, step: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return the training or test step, as `by_share`; `name` is Keras's of it."""
-    return by_share(model, step, name, os.environ, notice if current_process().is_writer else lambda _: None)
+    return by_share(model, step, name, os.environ, notice if current_session().is_writer else lambda _: None)
 
 
 def _compiles_in_parts(strategy: Any) -> bool:

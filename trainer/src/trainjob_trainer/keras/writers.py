@@ -32,7 +32,7 @@ from trainjob_trainer.edge import private_name
 from trainjob_trainer.errors import Fenced
 from trainjob_trainer.keras.callback_state import keras_kinds
 from trainjob_trainer.reporting.progress import announce
-from trainjob_trainer.session import PlainProcess, current_process
+from trainjob_trainer.session import Session, current_session
 
 WAIT_SECONDS = 10.0
 """How long the writer may be behind at a line that it hasn't come to before; it may never come there."""
@@ -66,20 +66,20 @@ def redirect_saving(module: ModuleType) -> None:
 def written(path: str) -> Iterator[str]:
     """Let the block write a file or folder; yields where.
 
-    Raises as `PlainProcess.claim_output` before that, and OSError if a copy can't be written.
+    Raises as `Session.claim_output` before that, and OSError if a copy can't be written.
     """
-    process = current_process()
-    if process.is_writer:
-        process.claim_output()
-        _say_if_it_goes(process, _whole(path))
-        with _saves(process).noted(path):
+    session = current_session()
+    if session.is_writer:
+        session.claim_output()
+        _say_if_it_goes(session, _whole(path))
+        with _saves(session).noted(path):
             yield path
     elif private_name() in path:
         yield path
     else:
         with (
             tempfile.TemporaryDirectory(prefix=private_name(), ignore_cleanup_errors=True) as folder,
-            _saves(process).settled(path, Path(folder)),
+            _saves(session).settled(path, Path(folder)),
         ):
             yield str(Path(folder, Path(_whole(path)).name))
 
@@ -87,11 +87,11 @@ def written(path: str) -> Iterator[str]:
 _said: list[str] = []
 
 
-def _say_if_it_goes(process: PlainProcess, path: str, root: str = "/") -> None:
+def _say_if_it_goes(session: Session, path: str, root: str = "/") -> None:
     """Say once that a path is the pod's own: on its container's disk, or beside the job's code."""
     if _said or _REMOTE in path or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return
-    output, code = process.environment.output_dir, Path(os.environ.get("TRAINJOB_STATE_DIR", "")).parent
+    output, code = session.environment.output_dir, Path(os.environ.get("TRAINJOB_STATE_DIR", "")).parent
     if path.startswith((str(output), tempfile.gettempdir())):
         return
     with contextlib.suppress(OSError):
@@ -113,7 +113,7 @@ def _private_folder(owner: Any) -> Path:
 
 def isolate(callbacks: Iterable[Any]) -> None:
     """Have what Keras's own callbacks write by themselves written as `written` does it, on each replica."""
-    is_writer = current_process().is_writer
+    is_writer = current_session().is_writer
     for callback in callbacks:
         kinds = keras_kinds(callback)
         if not kinds or hasattr(callback, "_trainjob_isolated"):
@@ -135,8 +135,8 @@ def isolate(callbacks: Iterable[Any]) -> None:
 def _share(callback: Any, attribute: str, method: str) -> None:
     """Share the file or folder that an attribute names, and that is whole at the end of a method."""
     path, original = str(getattr(callback, attribute)), getattr(callback, method)
-    process = current_process()
-    if not process.is_writer:
+    session = current_session()
+    if not session.is_writer:
         private = _private_folder(callback) / Path(_whole(path)).name
         if Path(path).is_file():  # a resumed script appends to it
             shutil.copyfile(path, private)
@@ -144,8 +144,8 @@ def _share(callback: Any, attribute: str, method: str) -> None:
 
     @functools.wraps(original)
     def shared(*args: Any, **kwargs: Any) -> None:
-        saves = _saves(process)
-        with saves.noted(path) if process.is_writer else saves.settled(path, private.parent):
+        saves = _saves(session)
+        with saves.noted(path) if session.is_writer else saves.settled(path, private.parent):
             original(*args, **kwargs)
 
     setattr(callback, method, shared)
@@ -153,9 +153,9 @@ def _share(callback: Any, attribute: str, method: str) -> None:
 
 def _share_backup(callback: Any) -> None:
     """Have the files of a backup written as `written` does it, and removed by whose they are."""
-    process, path, original = current_process(), callback._weights_path, type(callback)
-    saves, saved = _saves(process), str(callback.backup_dir)
-    folder = None if process.is_writer else _private_folder(callback)
+    session, path, original = current_session(), callback._weights_path, type(callback)
+    saves, saved = _saves(session), str(callback.backup_dir)
+    folder = None if session.is_writer else _private_folder(callback)
 
     def save() -> None:
         own = copy.copy(callback)
@@ -205,16 +205,16 @@ class _NoCheckpointer:
 # What the writer has saved.
 
 
-def _saves(process: PlainProcess) -> Saves:
-    environment, others = process.environment, len(process.task.trainees) > 1
+def _saves(session: Session) -> Saves:
+    environment, others = session.environment, len(session.task.trainees) > 1
     file = environment.checkpoint_dir / f".saves-{environment.attempt}.jsonl" if others else None
-    return _saves_in(file, is_evaluator=process.task.is_evaluator)
+    return _saves_in(file, is_evaluator=session.task.is_evaluator)
 
 
-def forget_saves(process: PlainProcess) -> None:
+def forget_saves(session: Session) -> None:
     """Remove what earlier starts have noted; the writer calls it before the others can come to a save."""
-    if process.is_writer:
-        for file in process.environment.checkpoint_dir.glob(".saves-*"):
+    if session.is_writer:
+        for file in session.environment.checkpoint_dir.glob(".saves-*"):
             with contextlib.suppress(OSError):
                 file.unlink()
 
