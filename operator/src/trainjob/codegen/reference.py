@@ -299,10 +299,10 @@ _PATCHES = """# What a job replaces in TensorFlow and Keras
 
 <!-- Generated from trainer/src/trainjob_trainer/patches.py by `make generate`; edit it there. -->
 
-All of it: each row is made right after the import of its module, and only in a process of a job.
-[How it works](../how-it-works.md) walks through a `fit`. `trainjob doctor --patches` prints this table and
-says which faults the installed TensorFlow and Keras still have. `TRAIN_WITHOUT=reduce,saving` in a
-container's `env` leaves rows out.
+All that is replaced for good: each row is made right after the import of its module, in a process of a
+job or of `train_and_evaluate`. [How it works](../how-it-works.md) walks through a `fit`.
+`trainjob doctor --patches` prints this table and says which faults the installed TensorFlow and Keras
+still have. `TRAIN_WITHOUT=reduce,saving` in a container's `env` leaves rows out.
 
 | name | what is replaced | what it mends | fault in |
 |---|---|---|---|

@@ -256,7 +256,7 @@ class FitCall:
         is_scoring: whether an evaluation is under way.
         sees_tests: whether a callback of it looks at its batches.
         own_time: this worker's own time per step of the last call, if measured.
-        remembered: state of the user's callbacks to put back, in the form of `callbacks.remembered`.
+        remembered: state of the user's callbacks to put back, in the form of `callback_state.remembered`.
         resumed_groups: all groups of the checkpoint that it started from, until all are restored.
     """
 

@@ -29,6 +29,7 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.distribution.strategy import is_mirrored
+from trainjob_trainer.environment import is_without
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.session import assigned
 
@@ -227,7 +228,7 @@ def by_share(
     """
     strategy = model.distribute_strategy
     replicas = strategy.num_replicas_in_sync
-    if replicas == 1 or not is_mirrored(strategy):
+    if replicas == 1 or not is_mirrored(strategy) or is_without("losses", environment):
         return step
     rule = Rule.of(model, environment, report)
     own = [one for one in (name, "compute_loss") if not _is_keras(model, one)]

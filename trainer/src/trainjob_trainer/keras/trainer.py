@@ -268,7 +268,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
 
     @functools.wraps(KerasTrainer.make_predict_function)
     def make_predict_function(self, force: bool = False) -> Any:
-        """Compile predictions with XLA as `stepping.in_parts` has it."""
+        """Compile predictions with XLA as `steps.in_parts` has it."""
         is_made = self.predict_function is not None and not force
         if is_made or not (self.jit_compile and _compiles_in_parts(self.distribute_strategy)):
             return super().make_predict_function(force)
