@@ -229,7 +229,7 @@ async def test_the_preparation_is_for_the_new_start(tmp_path: Path) -> None:
         FIRST + "import sys, tensorflow.python.eager.context\n"
         "from trainjob_trainer.session import current_session\n"
         "session = current_session()\n"
-        "print(process.task.replica, process.progress._path.name, sys.excepthook.__module__)\n"
+        "print(session.task.replica, session.progress._path.name, sys.excepthook.__module__)\n"
         "raise RuntimeError('the reason')\n"
     )
     one = trainee(
