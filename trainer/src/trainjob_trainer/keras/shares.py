@@ -228,8 +228,10 @@ def by_share(
     """
     strategy = model.distribute_strategy
     replicas = strategy.num_replicas_in_sync
-    if replicas == 1 or not is_mirrored(strategy) or is_without("losses", environment):
+    if replicas == 1 or not is_mirrored(strategy):
         return step
+    if is_without("losses", environment):
+        return functools.wraps(step)(lambda data: step(without_share(data)))
     rule = Rule.of(model, environment, report)
     own = [one for one in (name, "compute_loss") if not _is_keras(model, one)]
     handles: dict[int, Any] = {}
