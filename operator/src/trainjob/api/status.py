@@ -40,7 +40,9 @@ class WorkerStatus(Reported):
     unavailable: Annotated[tuple[Word, ...], Strict(False)] = Field(
         (), description="Unavailable workers: training continues without them (minReplicas)."
     )
-    summary: Word = Field("", description="Ready and desired workers, such as 2/2.")
+    summary: Word = Field(
+        "", description="Ready workers (at the end those that have trained) and desired ones, such as 2/2."
+    )
     selector: Named = Field("", description="Label selector of the worker pods, for the scale subresource.")
 
 

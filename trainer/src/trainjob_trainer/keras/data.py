@@ -2,7 +2,7 @@
 
 All workers read the same batches in the same order, and each cuts its own rows out of each batch. This is
 TensorFlow's sharding policy DATA, but exact for batches that the number of devices doesn't divide: losses and
-metrics count by rows, and each row once (`replica_share`). In a prediction, a last batch of fewer rows than
+metrics count by rows, and each row once (`shares`). In a prediction, a last batch of fewer rows than
 devices is filled up with rows moved from the previous batch, so that each device has a row. With the policy
 FILE and a known number of steps, each worker trains on its own files. With HINT and OFF, TensorFlow's
 sharding stays unchanged.

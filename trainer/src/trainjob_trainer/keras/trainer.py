@@ -201,7 +201,7 @@ class JobTrainer(KerasTrainer):  # type: ignore[misc]
         bring_into_strategy(self, [*self.metrics_variables, *of_optimizers] if is_new else ())
 
     def _aggregate_additional_loss(self, loss: Any) -> Any:
-        """Count what a layer adds to the loss once, as `replica_share` has it."""
+        """Count what a layer adds to the loss once, as `shares` has it."""
         return added(loss, super()._aggregate_additional_loss(loss))
 
     def _resolve_auto_jit_compile(self) -> bool:
