@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -57,4 +58,8 @@ async def open_webhook(
         yield f"{resource.lower()}/{name}"
     finally:
         cluster.kubectl("delete", f"{resource.lower()}/{name}", "--ignore-not-found")
+        connections = [handler.transport for handler in runner.server.connections] if runner.server else []
         await runner.cleanup()
+        for transport in filter(None, connections):
+            transport.abort()  # TLS waits for the API server's farewell, longer than the test's loop lives
+        await asyncio.sleep(0)
