@@ -56,7 +56,7 @@ def fate_of(seed: int, number: int) -> Fate:
 def what_is_wrong(fate: Fate, status: Mapping[str, Any]) -> str:
     """Return how a job has ended otherwise than it should; empty if it hasn't."""
     restarts = status.get("restarts") or {}
-    found = (status.get("state"), restarts.get("charged", 0), restarts.get("uncharged", 0))
+    found = (status.get("state"), restarts.get("counted", 0), restarts.get("notCounted", 0))
     wanted = (fate.state, fate.counted, fate.uncounted)
     if found == wanted:
         return ""

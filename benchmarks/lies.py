@@ -38,9 +38,9 @@ def _long(pod: str) -> Callable[[Mapping[str, Any]], bytes]:
 
     def answer(_order: Mapping[str, Any]) -> bytes:
         number = next(numbers)
-        failure = {"replica": "worker-0", "pod": pod, "reason": "Crashed", "charged": False, "exitCode": 1}
+        failure = {"replica": "worker-0", "pod": pod, "reason": "Crashed", "counted": False, "exitCode": 1}
         failure |= {"message": "m" * 400_000, "logTail": "l" * 600_000, "step": number}
-        restarts = {"attempt": number, "uncharged": number}
+        restarts = {"attempt": number, "notCounted": number}
         return json.dumps(_report(pod, number, attempt=number, failure=failure, restarts=restarts)).encode()
 
     return answer
@@ -82,7 +82,7 @@ def _types(pod: str) -> Callable[[Mapping[str, Any]], bytes]:
         number = next(numbers)
         wrong = values[number % len(values)]
         report = _report(
-            pod, number, attempt=wrong, failure=wrong, restarts={"attempt": wrong, "charged": wrong}
+            pod, number, attempt=wrong, failure=wrong, restarts={"attempt": wrong, "counted": wrong}
         )
         report |= (
             {"phase": wrong, "world": wrong, "role": wrong} if number % 2 else {"world": {"worker": wrong}}
@@ -114,8 +114,8 @@ def _paint(pod: str) -> Callable[[Mapping[str, Any]], bytes]:
             "logTail": PAINT,
         }
         replicas = (failure["replica"], "worker-0", "worker-7")
-        failure |= {"replica": replicas[number % len(replicas)], "charged": False, "exitCode": 1}
-        report = _report(pod, number, failure=failure, restarts={"attempt": number, "uncharged": number})
+        failure |= {"replica": replicas[number % len(replicas)], "counted": False, "exitCode": 1}
+        report = _report(pod, number, failure=failure, restarts={"attempt": number, "notCounted": number})
         figures = {"state": PAINT, "step": number, "totalSteps": 1, "waitingForStorage": PAINT}
         figures |= {
             "metrics": {PAINT: 1.0, "\u202eloss": 0.5},
@@ -135,7 +135,7 @@ def _huge(pod: str) -> Callable[[Mapping[str, Any]], bytes]:
     def answer(_order: Mapping[str, Any]) -> bytes:
         number, most = next(numbers), 2**63 - 1
         failure = {"replica": "worker-0", "pod": pod, "reason": "Crashed", "exitCode": most, "step": most}
-        restarts = dict.fromkeys(("charged", "uncharged", "refunded", "sinceProgress", "furthestStep"), most)
+        restarts = dict.fromkeys(("counted", "notCounted", "reset", "sinceProgress", "furthestStep"), most)
         report = _report(
             pod,
             number,

@@ -287,7 +287,7 @@ def honest_answer(pods: Pods, job: str, *, moves: bool = True, restart_at: int =
             "phaseSeconds": 1.0,
             "attempt": attempt + restarts,
             "world": order["world"],
-            "restarts": {"attempt": attempt + restarts, "charged": restarts},
+            "restarts": {"attempt": attempt + restarts, "counted": restarts},
             "failure": failure if restarts else None,
             "members": members,
         }

@@ -42,7 +42,7 @@ def test_training_is_given_up_when_the_restarts_are_used_up(tmp_path: Path) -> N
         for replica in job.agents:
             message = job.termination_message(replica)
             failure = message["failure"]
-            assert (message["agent"], message["gaveUp"], message["restarts"]["charged"]) == (1, True, 1)
+            assert (message["agent"], message["gaveUp"], message["restarts"]["counted"]) == (1, True, 1)
             assert (failure["replica"], failure["reason"], failure["exitCode"]) == ("worker-1", "Crashed", 4)
             assert failure["message"] == "leaving with 4"
             assert failure["logTail"].endswith("toy worker-1 attempt 2\nleaving with 4\n")

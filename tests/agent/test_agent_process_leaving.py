@@ -23,7 +23,7 @@ def test_a_leaving_agent_lets_the_writer_save_first(leaving: str, tmp_path: Path
         job.start(leaving, incarnation=2)
         job.wait_started(2)
 
-        assert job.ask()["restarts"]["charged"] == 0
+        assert job.ask()["restarts"]["counted"] == 0
 
 
 def test_all_are_asked_to_leave(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_larger_world_by_target(tmp_path: Path) -> None:
         assert [e["replica"] for e in job.events("terminated")] == ["worker-0", "worker-1"]
         assert all(start["cluster"] == job.cluster for start in starts.values())
         report = job.ask(world={"worker": 3})
-        assert (report["world"], report["failure"], report["restarts"]["charged"]) == ({"worker": 3}, None, 0)
+        assert (report["world"], report["failure"], report["restarts"]["counted"]) == ({"worker": 3}, None, 0)
 
 
 def test_a_smaller_world_by_target(tmp_path: Path) -> None:

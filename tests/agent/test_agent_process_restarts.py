@@ -47,9 +47,9 @@ def test_all_restart_in_place_when_one_is_killed(tmp_path: Path) -> None:
         assert not any(map(is_alive, pids(first)))
         assert report["restarts"] == {
             "attempt": 2,
-            "charged": 1,
-            "uncharged": 0,
-            "refunded": 0,
+            "counted": 1,
+            "notCounted": 0,
+            "reset": 0,
             "sinceProgress": 1,
             "furthestStep": None,
         }
@@ -88,7 +88,7 @@ def test_a_member_is_killed_and_returns_in_another_pod(tmp_path: Path) -> None:
 
         assert {start["epoch"] for start in second.values()} == {"1.2"}
         counts = job.ask()["restarts"]
-        assert (counts["charged"], counts["uncharged"]) == (0, 0)  # the controller knows what it was
+        assert (counts["counted"], counts["notCounted"]) == (0, 0)  # the controller knows what it was
 
 
 def test_a_frozen_agent_rejoins(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_frozen_agent_rejoins(tmp_path: Path) -> None:
         job.wait_started(2)
 
         assert not is_alive(first["worker-1"]["pid"])
-        assert job.ask()["restarts"]["uncharged"] == 1
+        assert job.ask()["restarts"]["notCounted"] == 1
 
 
 def test_a_leader_that_was_frozen(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_process_that_lost_its_peer_is_not_to_blame(tmp_path: Path) -> None:
 
         report = job.ask()
         assert (report["failure"]["replica"], report["failure"]["reason"]) == ("worker-2", "OutputUnwritable")
-        assert (report["restarts"]["charged"], report["restarts"]["uncharged"]) == (1, 0)
+        assert (report["restarts"]["counted"], report["restarts"]["notCounted"]) == (1, 0)
 
 
 def test_a_process_that_stands_still_is_found_and_blamed(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_process_that_stands_still_is_found_and_blamed(tmp_path: Path) -> None
         job.wait_started(2)
 
         failure = job.ask()["failure"]
-        expected = {"replica": "worker-1", "reason": "Stalled", "exitCode": None, "step": 7, "charged": True}
+        expected = {"replica": "worker-1", "reason": "Stalled", "exitCode": None, "step": 7, "counted": True}
         assert shown(failure, expected) == expected
         assert failure["message"] == "no progress for 1 s; its process is stopped"
         assert "most recent call last" in failure["logTail"]
@@ -160,14 +160,14 @@ def test_progress_resets_counted_restarts(tmp_path: Path) -> None:
         job.wait_started(2)
         job.report("worker-0", step=12, checkpointStep=8, resumedFrom=8)
         counts = job.wait_report("worker-0", step=12)["restarts"]
-        assert (counts["furthestStep"], counts["sinceProgress"], counts["refunded"]) == (10, 0, 0)
+        assert (counts["furthestStep"], counts["sinceProgress"], counts["reset"]) == (10, 0, 0)
         job.report("worker-0", step=13, checkpointStep=12, resumedFrom=8)
-        assert job.wait_report("worker-0", checkpointStep=12)["restarts"]["refunded"] == 1
+        assert job.wait_report("worker-0", checkpointStep=12)["restarts"]["reset"] == 1
         job.kill_child("worker-0")
         job.wait_started(3)
 
 
-def test_a_pod_that_is_being_replaced_is_not_counted_on(tmp_path: Path) -> None:
+def test_a_pod_that_is_being_replaced_is_uncounted_on(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2}) as job:
         job.start()
         first = job.wait_started(1)

@@ -50,14 +50,27 @@ def test_a_mistake_before_the_first_step_was_done_counts_as_before_any() -> None
 
 
 @pytest.mark.parametrize(
-    ("places", "gives_up"),
-    [(["train.py:3"] * 3, True), (["train.py:3", "train.py:4", "train.py:3"], False)],
+    ("raised", "places", "step", "gives_up"),
+    [
+        ("ValueError: boom", ["train.py:3"] * 2, None, True),
+        ("KeyError: 'x'", ["train.py:3"] * 2, 0, True),
+        ("ValueError: boom", ["train.py:3"] * 2, 7, False),
+        ("ValueError: boom", ["train.py:3"] * 3, 7, True),
+        ("RuntimeError: boom", ["train.py:3"] * 2, None, False),
+        ("FileNotFoundError: x", ["train.py:3"] * 2, None, False),
+        ("http.Error: boom", ["train.py:3"] * 2, None, False),
+        ("RuntimeError: boom", ["train.py:3"] * 3, None, True),
+        ("ValueError: boom", ["train.py:3", "train.py:4", "train.py:3"], None, False),
+    ],
 )
-def test_the_same_exception_at_the_same_place_is_the_same_failure(places: list[str], gives_up: bool) -> None:
+def test_the_same_exception_at_the_same_place_is_the_same_failure(
+    raised: str, places: list[str], step: int | None, gives_up: bool
+) -> None:
+    """Before the first step two are enough, unless something outside the program may heal it."""
     budget = Budget(RestartCounts(attempt=1), 9, 0.0)
     for number, place in enumerate(places):
-        log = show("ValueError: boom", place)
-        verdict = budget.judge(crash(log, replica=f"worker-{number}", attempt=2 + number), 0.0, 5.0)
+        failure = crash(show(raised, place), replica=f"worker-{number}", attempt=2 + number)
+        verdict = budget.judge(replace(failure, step=step), 0.0, 5.0)
     assert verdict.give_up == gives_up
     assert verdict.failure.repeated == gives_up
 
@@ -91,6 +104,6 @@ def test_storage_that_is_away_is_waited_for_without_an_end(
     assert verdict.give_up is not waited_for
     if waited_for:
         assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *[60.0] * 5]
-        assert (budget.counts.counted, budget.counts.uncounted) == (0, 12)
+        assert (budget.counts.counted, budget.counts.not_counted) == (0, 12)
     else:
         assert len(waits) == 3

@@ -273,7 +273,8 @@ async def test_its_reports_are_read(tmp_path: Path) -> None:
         "report(step=int(os.environ['STEP']))\n"
         "sys.stdin = open(os.environ['GO'])\n"
         "sys.stdin.read()\n"
-        "report(step=9, state='failed', error={'reason': 'OutputFull', 'message': 'no space is left'})\n"
+        "error = {'reason': 'OutputFull', 'message': 'no space is left', 'replicas': ['worker-0', 7, 'x']}\n"
+        "report(step=9, state='failed', error=error)\n"
         "print('Bye', flush=True)\n"
         "os._exit(83)\n"
     )
@@ -290,12 +291,8 @@ async def test_its_reports_are_read(tmp_path: Path) -> None:
         assert 0 <= one.child.report_age < 30
         go.write_text("", encoding="utf-8")
         ended = await one.ends()
-        assert (ended.code, ended.reason, ended.message, ended.step) == (
-            83,
-            "OutputFull",
-            "no space is left",
-            9,
-        )
+        assert (ended.code, ended.reason, ended.step) == (83, "OutputFull", 9)
+        assert (ended.message, ended.replicas) == ("no space is left", ("worker-0",))
         assert one.child.report["state"] == "failed"
     assert one.changes >= 4
     await one.child.close()

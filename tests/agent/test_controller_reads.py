@@ -145,7 +145,7 @@ def test_what_no_agent_of_ours_reports_is_not_kept() -> None:
         "phase": "running" + 999 * "!",
         "attempt": 10**30,
         "world": {"worker": 2, "root": 1},
-        "restarts": {"attempt": 2**62, "charged": -5, "more": {}},
+        "restarts": {"attempt": 2**62, "counted": -5, "more": {}},
         "failure": failure,
         "members": {"worker-0": member, "worker-7": member, "\x1b]0;title\x07": {}},
         "anything": [[]] * 100,

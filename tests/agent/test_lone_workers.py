@@ -64,7 +64,7 @@ def test_a_dead_worker_is_started_again_alone() -> None:
     failure = failure_of(simulation)
     assert (failure.replica, failure.reason, failure.alone, failure.step) == ("worker-1", "Killed", True, 10)
     counts = simulation.group.budget.counts
-    assert (counts.attempt, counts.counted, counts.uncounted) == (2, 1, 0)
+    assert (counts.attempt, counts.counted, counts.not_counted) == (2, 1, 0)
 
 
 @pytest.mark.parametrize("replica", ["chief-0", "ps-0"])
@@ -166,7 +166,7 @@ def test_the_others_do_not_wait_for_a_worker_whose_pod_is_lost() -> None:
     assert cluster["worker"] == ["worker-0:2222", "worker-1:2222"]
     assert cluster["ps"] == ["10.0.0.1:2222"]
     counts = simulation.group.budget.counts
-    assert (counts.counted, counts.uncounted) == (0, 0)
+    assert (counts.counted, counts.not_counted) == (0, 0)
 
 
 def test_a_connection_that_was_lost_is_the_agents_to_count() -> None:
@@ -180,7 +180,7 @@ def test_a_connection_that_was_lost_is_the_agents_to_count() -> None:
     simulation.settle()
     assert [start["attempt"] for start in agent.starts] == [1, 2]
     counts = simulation.group.budget.counts
-    assert (counts.counted, counts.uncounted) == (0, 1)
+    assert (counts.counted, counts.not_counted) == (0, 1)
     assert (failure_of(simulation).reason, failure_of(simulation).alone) == ("Unreachable", True)
 
 

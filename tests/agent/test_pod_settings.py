@@ -102,7 +102,7 @@ def test_the_restart_counts(tmp_path: Path) -> None:
     job = build_job(uid="some-uid")
     job["status"] = {
         "attempt": 5,
-        "restarts": {"charged": 3, "uncharged": 1, "refunded": 2, "sinceProgress": 1, "furthestStep": 40},
+        "restarts": {"counted": 3, "notCounted": 1, "reset": 2, "sinceProgress": 1, "furthestStep": 40},
     }
     parsed = parse(job)
     pod = build_pod(parsed, role="worker", index=0, incarnation=6, attempt=6)
@@ -111,9 +111,9 @@ def test_the_restart_counts(tmp_path: Path) -> None:
     counts = read_settings(["python"], env, tmp_path).counts.to_json()
     assert counts == {
         "attempt": 5,
-        "charged": 3,
-        "uncharged": 1,
-        "refunded": 2,
+        "counted": 5,
+        "notCounted": 1,
+        "reset": 2,
         "sinceProgress": 1,
         "furthestStep": 40,
     }

@@ -97,7 +97,7 @@ def test_a_target() -> None:
         "incarnations": {"worker-0": 3},
         "maxRestarts": 5,
         "stallTimeoutSeconds": 30,
-        "restarts": {"charged": 1},
+        "restarts": {"counted": 1},
     }
     target = Target.from_json(raw)
     assert (target.world, target.incarnations, target.max_restarts) == ({"worker": 2}, {"worker-0": 3}, 5)

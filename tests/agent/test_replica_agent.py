@@ -297,7 +297,7 @@ async def test_the_end() -> None:
     case.start()
     failure = {"replica": "worker-0", "pod": "q", "reason": "Killed", "exitCode": 137}
     case.agent.handle(
-        {"type": "end", "code": 85, "verdict": "failed", "failure": failure, "restarts": {"charged": 3}}
+        {"type": "end", "code": 85, "verdict": "failed", "failure": failure, "restarts": {"counted": 3}}
     )
     departure = await case.agent.departure
     assert (departure.code, departure.verdict, case.agent.counts.counted) == (85, "failed", 3)

@@ -16,7 +16,7 @@ COUNTS = st.builds(
     RestartCounts,
     attempt=NUMBERS,
     counted=NUMBERS,
-    uncounted=NUMBERS,
+    not_counted=NUMBERS,
     reset=NUMBERS,
     since_progress=NUMBERS,
     furthest_step=st.none() | NUMBERS,
@@ -24,7 +24,7 @@ COUNTS = st.builds(
 
 
 def grown(counts: RestartCounts) -> tuple[int, ...]:
-    growing = (counts.attempt, counts.counted, counts.uncounted, counts.reset)
+    growing = (counts.attempt, counts.counted, counts.not_counted, counts.reset)
     return (*growing, -1 if counts.furthest_step is None else counts.furthest_step)
 
 
@@ -56,7 +56,7 @@ def test_json_keeps_all_counts(counts: RestartCounts) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [None, 3, [], {}, {"charged": "2"}, {"attempt": -1}, {"furthestStep": True}, {"refunded": 1.5}]
+    "raw", [None, 3, [], {}, {"counted": "2"}, {"attempt": -1}, {"furthestStep": True}, {"reset": 1.5}]
 )
 def test_malformed_counts_are_zero(raw: Any) -> None:
     assert RestartCounts.from_json(raw) == RestartCounts()

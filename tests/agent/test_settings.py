@@ -21,7 +21,7 @@ AGENT = {
     "stallTimeoutSeconds": None,
     "warmStandby": False,
     "graceSeconds": 30,
-    "restarts": {"attempt": 2, "charged": 1},
+    "restarts": {"attempt": 2, "counted": 1},
 }
 CLUSTER = {"worker": ["w0:2222", "w1:2224"], "evaluator": ["e0:2222"]}
 CONFIG = {"cluster": CLUSTER, "task": {"type": "worker", "index": 0}}

@@ -21,9 +21,9 @@ BEFORE: dict[str, Any] = {
     "stallTimeoutSeconds": None,
     "restarts": {
         "attempt": 0,
-        "charged": 0,
-        "uncharged": 0,
-        "refunded": 0,
+        "counted": 0,
+        "notCounted": 0,
+        "reset": 0,
         "sinceProgress": 0,
         "furthestStep": None,
     },

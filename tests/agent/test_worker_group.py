@@ -107,7 +107,7 @@ def test_which_failures_are_counted(code: int, counted: int, uncounted: int) -> 
     simulation.tick(0.5)
     simulation.settle()
     counts = simulation.group.budget.counts
-    assert (counts.counted, counts.uncounted) == (counted, uncounted)
+    assert (counts.counted, counts.not_counted) == (counted, uncounted)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_lost_connection_is_the_agents_to_count() -> None:
     simulation.connect(agent)
     simulation.settle()
     counts = simulation.group.budget.counts
-    assert (simulation.attempts, counts.counted, counts.uncounted) == ([1, 2], 0, 1)
+    assert (simulation.attempts, counts.counted, counts.not_counted) == ([1, 2], 0, 1)
 
 
 def test_a_member_that_comes_back_before_its_loss_is_noticed() -> None:
@@ -223,7 +223,7 @@ def test_a_member_that_comes_back_before_its_loss_is_noticed() -> None:
     agent.cut_off()
     simulation.connect(agent)
     simulation.settle()
-    assert (simulation.attempts, simulation.group.budget.counts.uncounted) == ([1, 2], 1)
+    assert (simulation.attempts, simulation.group.budget.counts.not_counted) == ([1, 2], 1)
 
 
 def test_a_newer_pod_takes_over_the_replica() -> None:

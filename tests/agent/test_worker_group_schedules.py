@@ -191,7 +191,7 @@ class Schedules(RuleBasedStateMachine):
     def the_budget_holds(self) -> None:
         counts = self.sim.group.budget.counts
         assert counts.used <= MAX_RESTARTS
-        for key in ("attempt", "counted", "uncounted", "reset"):
+        for key in ("attempt", "counted", "not_counted", "reset"):
             assert getattr(counts, key) >= getattr(self.counts, key)
         assert (counts.furthest_step or 0) >= (self.counts.furthest_step or 0)
         self.counts = counts

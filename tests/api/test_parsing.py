@@ -101,7 +101,7 @@ def test_metadata_of_the_api_server() -> None:
 def test_damaged_status_is_read_as_far_as_it_can_be() -> None:
     status = {
         "attempt": 3,
-        "restarts": {"charged": "many"},
+        "restarts": {"counted": "many"},
         "conditions": [{"type": "Running"}],
         "addedLater": True,
         "message": "training",

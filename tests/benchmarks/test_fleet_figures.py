@@ -97,7 +97,7 @@ def test_of_no_values_there_is_no_quantile() -> None:
 def test_a_job_ends_as_its_fate_wants(
     fate: str, state: str, counted: int, uncounted: int, is_right: bool
 ) -> None:
-    status = {"state": state, "restarts": {"charged": counted, "uncharged": uncounted}}
+    status = {"state": state, "restarts": {"counted": counted, "notCounted": uncounted}}
     assert (figures.what_is_wrong(FATES[fate], status) == "") == is_right
 
 

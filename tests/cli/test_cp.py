@@ -53,7 +53,9 @@ def test_files_are_copied_with_their_progress(
     assert call("cp", "digits:/model/model.keras", "./x").exit_code == 1
     assert call("cp", "digits:model/model.keras", "weights.keras").exit_code == 0
     assert Path("weights.keras").read_bytes() == FILES["model/model.keras"]
+    assert call("cp", "digits:model/recipe.json", ".").stdout.startswith("recipe.json: 1 file")
     assert call("cp", "digits:", "all").exit_code == 0
+    assert call("cp", "digits:", "new").stdout.startswith("new/digits: ")
     assert {name for name in FILES if not Path("all", name).is_file()} == set()
 
 
@@ -63,7 +65,7 @@ def test_files_are_copied_with_their_progress(
     [
         (["digits:modle", "new"], 1, "the output of digits has no modle (did you mean model?); it has"),
         (["digits:../other", "new"], 1, "../other is no path in the output of digits: write it as model"),
-        (["digits:model", "."], 1, ". exists already: remove it, or name another one"),
+        (["digits:model", "file"], 1, "file exists already: remove it, or name another one"),
         (["digits:model", "file/new"], 1, "file/new can't be written: Not a directory"),
         (["digits", "new"], 2, "'digits' names no files of a job: write NAME:PATH, such as digits:model"),
         (["nothing:model", "new"], 3, "'nothing'"),

@@ -49,7 +49,7 @@ FULL = build_run(
     events=(PostedEvent(AT, "Warning", "Restarted", CRASH),),
     message="training on 2 workers, attempt 2",
     attempt=2,
-    restarts={"charged": 1},
+    restarts={"counted": 1},
     evaluation=EvaluationResult(step=200, metrics={"accuracy": 0.961}),
     stragglers=[{"replica": "worker-2", "workSeconds": 0.041, "medianSeconds": 0.02}],
 )

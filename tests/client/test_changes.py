@@ -50,7 +50,7 @@ def test_a_new_message_is_reported() -> None:
 def test_a_restart_between_two_views_is_reported_once() -> None:
     restarted = {
         "firstFailure": {"message": "worker 0 crashed; restarted in place"},
-        "restarts": {"charged": 1, "lastTime": "2026-01-02T03:04:05Z"},
+        "restarts": {"counted": 1, "lastTime": "2026-01-02T03:04:05Z"},
     }
     before, after = build_run(message="training"), build_run(message="training", **restarted)
     line = "digits: Restarting: worker 0 crashed; restarted in place"

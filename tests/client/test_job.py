@@ -97,5 +97,5 @@ def test_a_view_of_everything() -> None:
 
 def test_before_anything_has_happened() -> None:
     job = read_run(Snapshot({"metadata": {"name": "digits"}}), REPLICAS, since=NOW, now=NOW)
-    assert (job.state, job.message, job.status.restarts.charged, job.evaluation) == ("Pending", "", 0, None)
+    assert (job.state, job.message, job.status.restarts.counted, job.evaluation) == ("Pending", "", 0, None)
     assert [replica.state for replica in job.replicas] == ["pending", "pending"]

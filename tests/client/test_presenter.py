@@ -56,7 +56,9 @@ def row(job: dict[str, Any], *, wide: bool = False, namespaces: bool = False) ->
     [
         (stored_job("Pending"), ("digits", "Pending", "", "", "", "0", "1h")),
         (
-            stored_job(worker={"summary": "2/2"}, progress=PROGRESS, restarts={"charged": 1, "uncharged": 2}),
+            stored_job(
+                worker={"summary": "2/2"}, progress=PROGRESS, restarts={"counted": 1, "notCounted": 2}
+            ),
             ("digits", "Running", "2/2", "120/440", "2m", "1", "1h"),
         ),
         (stored_job(progress={"step": 7}), ("digits", "Running", "", "7", "", "0", "1h")),
@@ -99,7 +101,7 @@ def test_a_picture_of_everything() -> None:
         progress={**PROGRESS, "epoch": 3},
         output={"path": "/output/digits", "checkpointStep": 100},
         evaluation={"step": 100, "metrics": {"accuracy": "0.975"}},
-        restarts={"charged": 1, "uncharged": 2},
+        restarts={"counted": 1, "notCounted": 2},
         attempt=4,
         notices=["trained alone"],
         conditions=[condition("Running", "2 workers run", "AllRunning")],
@@ -121,7 +123,7 @@ def test_a_picture_of_everything() -> None:
         "  progress      step 120 of 440, epoch 3, 1,250 examples/s, 2m left, loss 0.5\n"
         "  checkpoint    step 100 in /output/digits\n"
         "  evaluation    step 100: accuracy 97.5 %\n"
-        "  restarts      1 of 3, 2 that the job isn't charged for, attempt 4\n"
+        "  restarts      1 of 3, 2 that don't count, attempt 4\n"
         "  notice        trained alone\n"
         "  conditions\n"
         "    TYPE      STATUS   SINCE   REASON       MESSAGE\n"
@@ -140,7 +142,7 @@ def test_a_picture_of_everything() -> None:
 
 
 def test_restarts_that_count_no_more() -> None:
-    job = stored_job(restarts={"charged": 5, "refunded": 4})
+    job = stored_job(restarts={"counted": 1, "reset": 4})
     assert "  restarts      1 of 3, 4 more that training has got beyond" in describe_job(
         read_job(job), (), NOW
     )

@@ -35,7 +35,7 @@ def test_when_the_waiting_is_over(changes: list[Change], reason: Reason | None, 
 
 
 @pytest.mark.parametrize(
-    "damage", [None, [], {"state": 3}, {"conditions": "none"}, {"restarts": {"charged": -1}}]
+    "damage", [None, [], {"state": 3}, {"conditions": "none"}, {"restarts": {"counted": -1}}]
 )
 def test_a_damaged_status_is_none(damage: object) -> None:
     waiting = Waiting()

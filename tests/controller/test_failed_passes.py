@@ -11,7 +11,7 @@ import pytest
 from support.world.jobs import build_plain_job
 from support.world.world import World
 from trainjob.cluster import AlreadyExists, ClusterError, Refused, Unavailable
-from trainjob.core.observed import read_observed
+from trainjob.core.observed import Snapshot, read_observed
 from trainjob.core.plan import plan
 
 BROKEN = Unavailable("failed calling webhook")
@@ -103,5 +103,5 @@ async def test_a_job_that_is_seen_later_than_its_pods_does_not_lose_them() -> No
     await world.settle()
     assert world.status.attempt == 2
     service = world.cluster.find("Service", world.key)
-    planned = plan(read_observed(job=before, pods=world.pods, service=service), world.now)
+    planned = plan(read_observed(Snapshot(before, world.pods, {"Service": service})), world.now)
     assert [str(action) for action in planned.actions] == []

@@ -52,7 +52,7 @@ async def test_every_job_ends_and_none_is_made_up(seed: int) -> None:
             jobs = server.all("TrainJob")
             # A pod that was on its way when its job was deleted is garbage, which the server collects.
             await until(lambda: _names(server.all("Pod")) == set().union(*map(_pods, jobs)))
-        assert not [job for job in jobs if job["status"].get("restarts", {}).get("charged")]
+        assert not [job for job in jobs if job["status"].get("restarts", {}).get("counted")]
 
 
 @asynccontextmanager

@@ -161,8 +161,8 @@ async def test_each_job_has_its_figures() -> None:
         "metadata": {"namespace": "ml", "name": "digits"},
         "status": {
             "progress": {"step": 440, "examplesPerSecond": 3166.5},
-            "restarts": {"charged": 2, "uncharged": 1, "refunded": 1, "stepsLost": 14},
-            "spent": {"training": 100, "restarting": 7},
+            "restarts": {"counted": 2, "notCounted": 1, "reset": 1, "stepsLost": 14},
+            "stateSeconds": {"training": 100, "restarting": 7},
             "stragglers": [{"replica": "worker-2", "workSeconds": 0.41, "medianSeconds": 0.2}],
         },
     }
@@ -171,7 +171,7 @@ async def test_each_job_has_its_figures() -> None:
     shown = await read(metrics)
     assert shown["trainjob_job_step,name=digits,namespace=ml"] == 440
     assert shown["trainjob_job_examples_per_second,name=digits,namespace=ml"] == 3166.5
-    assert shown["trainjob_job_restarts,kind=charged,name=digits,namespace=ml"] == 2
+    assert shown["trainjob_job_restarts,kind=counted,name=digits,namespace=ml"] == 2
     assert shown["trainjob_job_steps_lost,name=digits,namespace=ml"] == 14
     assert shown["trainjob_job_stragglers,name=digits,namespace=ml"] == 1
     assert shown["trainjob_job_spent_seconds,name=digits,namespace=ml,on=restarting"] == 7
@@ -191,31 +191,32 @@ def at(seconds: int) -> str:
     [
         (None, {"queue_seconds": 500, "state_seconds,New": 500}),
         (
-            {"state": "Suspended", "spent": {"since": at(490)}},
+            {"state": "Suspended", "stateSeconds": {"since": at(490)}},
             {"queue_seconds": 500, "state_seconds,Suspended": 490},
         ),
         (
-            {"state": "Pending", "startTime": at(400), "spent": {"since": at(400)}},
+            {"state": "Pending", "startTime": at(400), "stateSeconds": {"since": at(400)}},
             {"queue_seconds": 100, "state_seconds,Pending": 400},
         ),
         (
-            {"state": "Running", "startTime": at(400), "firstStepTime": at(350), "spent": {"since": at(380)},
-             "progress": {"step": 7}},
+            {"state": "Running", "startTime": at(400), "firstStepTime": at(350),
+             "stateSeconds": {"since": at(380)}, "progress": {"step": 7}},
             {"queue_seconds": 100, "state_seconds,Running": 380, "first_step_seconds": 50,
              "checkpoint_age_seconds": 400},
         ),
         (
-            {"state": "Restarting", "startTime": at(400), "spent": {"since": at(3)}, "progress": {"step": 7},
-             "output": {"checkpointStep": 5, "checkpointTime": at(60)}},
+            {"state": "Restarting", "startTime": at(400), "stateSeconds": {"since": at(3)},
+             "progress": {"step": 7}, "output": {"checkpointStep": 5, "checkpointTime": at(60)}},
             {"queue_seconds": 100, "state_seconds,Restarting": 3, "checkpoint_age_seconds": 60},
         ),
         (
-            {"state": "Suspended", "startTime": at(400), "spent": {"since": at(9)}, "progress": {"step": 7}},
+            {"state": "Suspended", "startTime": at(400), "stateSeconds": {"since": at(9)},
+             "progress": {"step": 7}},
             {"queue_seconds": 100, "state_seconds,Suspended": 9},
         ),
         # An image of its own, which reports nothing: nothing is known of its checkpoints.
         (
-            {"state": "Running", "startTime": at(400), "spent": {"since": at(380)}},
+            {"state": "Running", "startTime": at(400), "stateSeconds": {"since": at(380)}},
             {"queue_seconds": 100, "state_seconds,Running": 380},
         ),
         ({"state": "Complete", "startTime": at(400), "completionTime": at(1)}, {}),

@@ -149,6 +149,12 @@ def test_an_mpijob_of_the_usual_form_is_a_valid_trainjob() -> None:
     assert "serves ssh" in notes["spec.mpiReplicaSpecs.Worker.template.spec.containers[0].command"]
 
 
+def test_notes_name_the_fields_of_an_mpijob() -> None:
+    notes = {note.path for note in converted(build_mpijob(USUAL)).notes}
+    assert "spec.mpiReplicaSpecs" in notes
+    assert not any("tfReplicaSpecs" in path for path in notes)
+
+
 def test_each_slot_becomes_a_worker() -> None:
     conversion = converted(build_mpijob(["horovodrun", "python", "t.py"], slotsPerWorker=2), claim="results")
     assert conversion.manifest["spec"]["worker"]["replicas"] == 8

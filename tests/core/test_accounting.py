@@ -26,7 +26,7 @@ async def test_each_state_has_its_seconds() -> None:
     await world.pass_time(50)
     world.edit(suspend=False)
     await world.started()
-    spent = world.status.spent
+    spent = world.status.state_seconds
     assert (spent.starting, spent.training, spent.suspended) == (7, 100, 50)
 
 
@@ -159,7 +159,7 @@ async def lives(rounds: list[tuple[int, int, bool, bool]]) -> None:
             agents.fail("worker-1", code=137, step=saved + after)
             lost += after
         await world.settle()
-        agents.uncharged = world.status.restarts.uncharged
+        agents.not_counted = world.status.restarts.not_counted
         if restarts:
             world.restart_controller()
         world.let_go()

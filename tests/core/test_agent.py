@@ -110,11 +110,11 @@ def test_the_chief_leads_where_there_is_one() -> None:
 
 def test_a_new_pods_agent_knows_what_the_job_has_spent() -> None:
     job = parse(build_job(uid="some-uid"))
-    restarts = job.status.restarts.model_copy(update={"charged": 2, "uncharged": 4, "furthest_step": 70})
+    restarts = job.status.restarts.model_copy(update={"counted": 2, "not_counted": 4, "furthest_step": 70})
     status = job.status.model_copy(update={"attempt": 7, "restarts": restarts})
     later = job.model_copy(update={"status": status})
     counts = agent_of(build_pod(later, role="worker", index=0, incarnation=7, attempt=7))["restarts"]
-    assert (counts["attempt"], counts["charged"], counts["uncharged"]) == (6, 2, 4)
+    assert (counts["attempt"], counts["counted"], counts["notCounted"]) == (6, 2, 4)
     assert counts["furthestStep"] == 70
 
 

@@ -12,7 +12,7 @@ from support.world.world import World
 from trainjob.cluster import AlreadyExists, ClusterError, JobKey, Refused, Unavailable
 from trainjob.controller.reconciler import MOST_FAILED_PASSES
 from trainjob.core.agent import AgentSource, program_name, read_source, secret_name
-from trainjob.core.observed import Observed, read_observed
+from trainjob.core.observed import Observed, Snapshot, read_observed
 from trainjob.core.settings import Bundle, Isolation, Settings
 
 OLD = Bundle(b"the program", b"key")
@@ -39,7 +39,7 @@ def source_of(world: World, role: str = "worker", index: int = 0) -> AgentSource
 
 def observed(world: World) -> Observed:
     settings = world.settings or Settings()
-    return read_observed(job=world.cluster.job(world.key), pods=world.pods, settings=settings)
+    return read_observed(Snapshot(world.cluster.job(world.key), world.pods), settings)
 
 
 def secret_of(world: World, bundle: Bundle = OLD) -> str:

@@ -12,14 +12,14 @@ from support.world.world import World
 from trainjob.core.agent_reports import read_report
 from trainjob.core.failure import checkpoint_step, origin
 from trainjob.core.names import Replica
-from trainjob.core.observed import Observed, read_observed
+from trainjob.core.observed import Observed, Snapshot, read_observed
 from trainjob.core.pods import Pod, PodState
 
 
 def observed(reports: dict[str, dict[str, Any]], written: int | None = None) -> Observed:
     job = build_job(uid="u")
     output = {} if written is None else {"output": {"checkpointStep": written}}
-    read = read_observed(job={**job, "status": output})
+    read = read_observed(Snapshot({**job, "status": output}))
     pods = tuple(Pod(name, name, Replica("worker", int(name[1:])), 1, PodState.RUNNING) for name in reports)
     told = {name: read_report(report) for name, report in reports.items()}
     return Observed(read.meta, read.parsed, status=read.status, pods=pods, reports=told)
@@ -125,4 +125,4 @@ async def test_the_stack_of_a_stalled_process_is_added_when_it_comes() -> None:
     await world.settle()
     assert world.status.state == "Running"
     assert world.status.first_failure.log_tail == "Current thread"
-    assert world.status.restarts.charged == 1
+    assert world.status.restarts.counted == 1

@@ -10,7 +10,7 @@ import pytest
 from support.world.jobs import build_job, build_plain_job
 from trainjob.core.failure import Failure, first_failure
 from trainjob.core.names import Replica
-from trainjob.core.observed import read_observed
+from trainjob.core.observed import Snapshot, read_observed
 from trainjob_trainer.contract.exits import meaning_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -42,7 +42,7 @@ def pod(
 
 
 def failure_of(*pods: dict[str, Any]) -> Failure | None:
-    return first_failure(read_observed(job=build_plain_job(uid="u"), pods=pods), SEATS, NOW)
+    return first_failure(read_observed(Snapshot(build_plain_job(uid="u"), pods)), SEATS, NOW)
 
 
 def test_a_pod_that_was_deleted_first_is_named_before_the_peer_that_crashed_for_it() -> None:
@@ -172,7 +172,7 @@ def test_a_deadline_of_the_pod_is_named_and_not_the_signal(
 def test_an_image_without_python_says_what_needs_it(strategy: str, message: str, is_told: bool) -> None:
     job = build_job(uid="u", restartStrategy=strategy)
     ended = pod(1, ended=0, exitCode=128, reason="StartError", message=message)
-    failure = first_failure(read_observed(job=job, pods=[pod(0), ended]), SEATS, NOW)
+    failure = first_failure(read_observed(Snapshot(job, [pod(0), ended])), SEATS, NOW)
     assert failure is not None
     assert ("(3.9 or later)" in failure.sentence, "restartStrategy: Recreate" in failure.sentence) == (
         is_told,
@@ -184,7 +184,7 @@ def test_an_image_without_python_says_what_needs_it(strategy: str, message: str,
 @pytest.mark.parametrize(
     "reason", ["OutOfcpu", "OutOfnvidia.com/gpu", "NodeAffinity", "UnexpectedAdmissionError"]
 )
-def test_a_pod_that_its_node_turned_away_is_not_counted(reason: str) -> None:
+def test_a_pod_that_its_node_turned_away_is_uncounted(reason: str) -> None:
     turned_away = pod(1)
     turned_away["status"] = {"phase": "Failed", "reason": reason, "message": "no room"}
     failure = failure_of(pod(0), turned_away)
@@ -225,7 +225,7 @@ LOW = "The node was low on resource: memory. Threshold quantity: 12Gi, available
         ),
     ],
 )
-def test_what_the_cluster_did_is_said_with_its_reason_and_is_not_counted(
+def test_what_the_cluster_did_is_said_with_its_reason_and_is_uncounted(
     status: dict[str, Any], sentence: str
 ) -> None:
     gone = pod(1, ended=2, exitCode=86, message='{"agent": 1}')

@@ -78,7 +78,7 @@ async def test_a_restart_by_agents_is_reported_and_touches_no_pod() -> None:
     agents.meet()
     await world.settle()
     assert world.status.state == "Running"
-    assert (world.status.attempt, world.status.restarts.charged) == (2, 1)
+    assert (world.status.attempt, world.status.restarts.counted) == (2, 1)
     assert names_of(world) == before
 
 
@@ -106,7 +106,7 @@ async def test_a_replica_that_waits_for_storage_is_shown(state: str, ends: str) 
 async def test_storage_that_is_away_is_waited_for_as_often_as_it_takes(code: int, reason: str) -> None:
     world, agents = await training(build_job(maxRestarts=1))
     for number in range(1, 8):
-        agents.fail("worker-0", code=code, reason=reason, message="/data: away", step=8, charged=False)
+        agents.fail("worker-0", code=code, reason=reason, message="/data: away", step=8, counted=False)
         await world.settle()
         assert world.status.state == "Waiting for storage"
         assert world.status.message is not None
@@ -114,23 +114,23 @@ async def test_storage_that_is_away_is_waited_for_as_often_as_it_takes(code: int
         agents.meet()
         await world.settle()
         assert world.status.state == "Running"
-        assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, number)
+        assert (world.status.restarts.counted, world.status.restarts.not_counted) == (0, number)
 
 
 async def test_the_time_of_an_outage_counts_as_training_or_as_a_restart() -> None:
     world, agents = await training(build_job())
-    before = world.status.spent
+    before = world.status.state_seconds
     agents.report("worker-0", state="training", step=30, waitingForStorage="/output is away")
     await world.settle()
     await world.pass_time(40)
-    agents.fail("worker-0", code=92, reason="StorageUnavailable", step=30, charged=False)
+    agents.fail("worker-0", code=92, reason="StorageUnavailable", step=30, counted=False)
     await world.settle()
-    assert world.status.spent.training - before.training >= 40
+    assert world.status.state_seconds.training - before.training >= 40
     await world.pass_time(50)
     agents.meet()
     await world.settle()
     assert world.status.state == "Running"
-    assert world.status.spent.restarting - before.restarting >= 50
+    assert world.status.state_seconds.restarting - before.restarting >= 50
 
 
 async def test_a_restart_that_is_over_before_its_report_is_still_recorded() -> None:
@@ -139,7 +139,7 @@ async def test_a_restart_that_is_over_before_its_report_is_still_recorded() -> N
     agents.meet()
     await world.settle()
     assert world.status.state == "Running"
-    assert world.status.restarts.charged == 1
+    assert world.status.restarts.counted == 1
     assert world.status.first_failure is not None
     assert world.status.first_failure.reason == "OutOfMemory"
     assert "worker 0 ran out of memory (OOMKilled, 137) at step 7" in world.status.first_failure.message
@@ -163,7 +163,7 @@ async def test_a_lost_pod_is_replaced_alone() -> None:
     agents.meet()
     await world.settle()
     assert world.status.state == "Running"
-    assert world.status.restarts.charged == 1
+    assert world.status.restarts.counted == 1
 
 
 async def test_failures_one_after_the_other_each_count() -> None:
@@ -176,18 +176,18 @@ async def test_failures_one_after_the_other_each_count() -> None:
         agents.meet()
         await world.settle()
         assert world.status.state == "Running"
-        assert world.status.restarts.charged == number
+        assert world.status.restarts.counted == number
 
 
 @pytest.mark.parametrize("way", ["evict_pod", "remove"])
-async def test_a_pod_deleted_by_the_cluster_is_not_counted(way: str) -> None:
+async def test_a_pod_deleted_by_the_cluster_is_uncounted(way: str) -> None:
     world, _ = await training(build_job(maxRestarts=0))
     kept = names_of(world)[0]
     getattr(world.cluster, way)(world.pod("worker", 1))
     await world.settle()
     assert kept in names_of(world)
     assert len(names_of(world)) == 2
-    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+    assert (world.status.restarts.counted, world.status.restarts.not_counted) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ async def test_a_controller_that_dies_after_its_decision_does_not_count_twice() 
     world.restart_controller()
     await world.settle()
     assert world.status.attempt == 2
-    assert world.status.restarts.charged == 1
+    assert world.status.restarts.counted == 1
     assert len(names_of(world)) == 2
 
 
@@ -232,7 +232,7 @@ async def test_what_the_agents_give_up_fails_the_job() -> None:
     agents.meet()
     await world.settle()
     agents.fail("worker-1", message="ValueError: boom", step=4210, checkpointStep=4200)
-    agents.charged = 1
+    agents.counted = 1
     words = json.dumps(agents.words())
     world.cluster.end_pod(world.pod("worker", 0), 85, message=words)
     world.cluster.end_pod(world.pod("worker", 1), 1, message=words)
@@ -292,14 +292,14 @@ async def test_the_budget_holds_while_the_controller_and_the_leading_pod_are_gon
     world.cluster.end_pod(world.pod("worker", 1), 86, message=words)
     await world.settle()
     restarts = world.status.restarts
-    assert (restarts.charged, restarts.uncharged, world.status.attempt) == (2, 1, 4)
-    assert target_of(world)["restarts"]["charged"] == 2
+    assert (restarts.counted, restarts.not_counted, world.status.attempt) == (2, 1, 4)
+    assert target_of(world)["restarts"]["counted"] == 2
 
 
 async def test_restarts_without_a_report_are_counted_in_a_job_that_has_failed() -> None:
     world, agents = await training(build_job(maxRestarts=2, evaluator=False))
     gone_without_a_controller(world, agents, 2)
-    agents.charged -= 1  # giving up is no restart
+    agents.counted -= 1  # giving up is no restart
     agents.fail("worker-1", message="boom", step=12)
     world.cluster.forget_answers()
     words = json.dumps(agents.words())
@@ -308,7 +308,7 @@ async def test_restarts_without_a_report_are_counted_in_a_job_that_has_failed() 
     await world.settle()
     assert world.status.state == "Failed"
     assert "at step 12; 2 of 2 restarts used" in (world.status.message or "")
-    assert world.status.restarts.charged == 2
+    assert world.status.restarts.counted == 2
 
 
 async def test_agents_that_have_given_up_end_by_themselves_and_keep_their_logs() -> None:
@@ -362,7 +362,7 @@ async def test_a_worker_that_is_unreachable_is_replaced_after_its_grace_period()
     agents.tell()
     await world.settle()
     assert "worker 1 can't be reached by the others" in (world.status.message or "")
-    assert world.status.restarts.uncharged == 1
+    assert world.status.restarts.not_counted == 1
     assert names_of(world).count(gone) == 1, "its node may still run it"
     await world.pass_time(39)
     assert len(names_of(world)) == 2
@@ -423,7 +423,7 @@ async def test_scaling_keeps_the_pods_that_stay() -> None:
     assert names_of(world)[:2] == before[:2]
     assert len(names_of(world)) == 3
     assert target_of(world)["world"] == {"worker": 3}
-    assert world.status.restarts.charged == 0
+    assert world.status.restarts.counted == 0
 
 
 async def test_suspending_and_going_on() -> None:
@@ -443,7 +443,7 @@ async def test_suspending_and_going_on() -> None:
     agents.meet()
     await world.settle()
     assert world.status.state == "Running"
-    assert world.status.restarts.charged == 1
+    assert world.status.restarts.counted == 1
     assert world.status.attempt == 3
 
 
@@ -465,13 +465,13 @@ async def test_restart_counts_are_reset_by_a_checkpoint_further_than_ever() -> N
     world.each(lambda p: world.cluster.run_pod(p) if p["status"]["phase"] == "Pending" else None)
     agents.meet()
     await world.settle()
-    assert world.status.restarts.charged == 1
+    assert world.status.restarts.counted == 1
     agents.report("worker-0", step=35, checkpointStep=30)
     agents.report("worker-1", step=35)
     world.cluster.end_pod(world.pod("worker", 1), 1, message="boom")
     await world.settle()
     assert world.status.state == "Restarting"
-    assert (world.status.restarts.charged, world.status.restarts.refunded) == (2, 1)
+    assert (world.status.restarts.counted, world.status.restarts.reset) == (1, 1)
 
 
 async def test_workers_that_cannot_all_start_in_time_yield_and_try_again() -> None:
@@ -500,7 +500,7 @@ async def test_workers_that_cannot_all_start_in_time_yield_and_try_again() -> No
     await world.pass_time(60)
     assert len(names_of(world)) == 2
     assert set(names_of(world)).isdisjoint(first)
-    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+    assert (world.status.restarts.counted, world.status.restarts.not_counted) == (0, 1)
 
 
 async def hold(world: World, agents: Agents, index: int) -> None:
@@ -535,7 +535,7 @@ async def test_training_continues_with_fewer_workers_and_grows_back() -> None:
     agents.meet()
     await world.settle()
     assert world.status.message == "training on 4 workers, attempt 4"
-    assert world.status.restarts.charged == 0
+    assert world.status.restarts.counted == 0
 
 
 async def test_no_fewer_than_the_global_batch_can_be_divided_by() -> None:

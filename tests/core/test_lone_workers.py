@@ -34,7 +34,7 @@ async def test_a_process_that_restarts_alone_is_reported_and_the_job_keeps_runni
     assert ("Restarted", message) in world.cluster.events
     status = world.status
     assert (status.state, status.attempt) == ("Running", 2)
-    assert (status.restarts.charged, status.restarts.steps_lost) == (1, 0)
+    assert (status.restarts.counted, status.restarts.steps_lost) == (1, 0)
     assert status.first_failure is not None
     assert (status.first_failure.rank, status.first_failure.message) == ("worker-1", message)
     assert {c.type for c in status.conditions if c.status == "True"} == {"Running"}
@@ -44,7 +44,7 @@ async def test_a_process_that_restarts_alone_is_reported_and_the_job_keeps_runni
 async def test_a_restart_that_has_been_made_good_when_it_is_reported_was_the_first_one() -> None:
     world, agents = await coordinated()
     agents.fail_alone("worker-1", code=137, reason="Killed", step=30)
-    agents.refunded = 1
+    agents.reset = 1
     agents.tell()
     await world.settle()
     message = "worker 1 was killed (SIGKILL) at step 30; restarted alone (restart 1 of 3)"
@@ -82,7 +82,7 @@ async def test_a_workers_pod_is_replaced_while_the_others_train_on() -> None:
     agents.tell()
     await world.settle()
     assert world.status.state == "Running"
-    assert world.status.restarts.uncharged == 1
+    assert world.status.restarts.not_counted == 1
 
 
 @pytest.mark.parametrize("role", ["chief", "ps"])

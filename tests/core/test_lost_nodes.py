@@ -60,7 +60,7 @@ async def test_a_lost_worker_is_replaced_at_once_and_elsewhere() -> None:
     assert "deletionTimestamp" in old["metadata"]
     assert (avoided(old), avoided(new)) == ("", "n1")
     assert len(pods_of(world, "worker-0")) == 1
-    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+    assert (world.status.restarts.counted, world.status.restarts.not_counted) == (0, 1)
 
 
 async def test_so_is_the_leading_agents() -> None:
@@ -109,7 +109,7 @@ async def test_who_never_joined_from_another_node_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("max_restarts", [0, 3])
-async def test_a_lost_evaluator_is_replaced_alone_and_not_counted(max_restarts: int) -> None:
+async def test_a_lost_evaluator_is_replaced_alone_and_uncounted(max_restarts: int) -> None:
     world, agents = await trains(maxRestarts=max_restarts)
     agents.lost["evaluator-0"] = 11.0
     agents.tell()
@@ -140,7 +140,7 @@ async def test_a_pod_without_a_node_may_use_one_that_is_back(replica: str) -> No
 
 async def test_a_connection_that_was_lost_for_a_moment_condemns_no_node() -> None:
     world, agents = await trains()
-    agents.fail("worker-1", code=1, reason="Unreachable", exitCode=None, charged=False)
+    agents.fail("worker-1", code=1, reason="Unreachable", exitCode=None, counted=False)
     agents.meet()
     await world.settle()
     world.cluster.end_pod(world.pod("worker", 0), 137, reason="OOMKilled")

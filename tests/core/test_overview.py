@@ -79,15 +79,6 @@ async def test_the_first_step_has_a_time_of_its_own() -> None:
     assert world.status.first_step_time == first
 
 
-async def test_of_a_job_that_trained_under_an_earlier_version_the_first_step_is_unknown() -> None:
-    world, agents = await training(build_job(evaluator=False))
-    await tell(world, agents, 41, resumedFrom=0)
-    world.cluster.job(world.key)["status"].pop("firstStepTime")
-    await tell(world, agents, 42, resumedFrom=0)
-    await world.pass_time(31)
-    assert (step_of(world), world.status.first_step_time) == (42, None)
-
-
 async def test_a_checkpoint_has_the_time_at_which_its_step_was_first_seen() -> None:
     def saved() -> tuple[int | None, datetime | None]:
         output = world.status.output

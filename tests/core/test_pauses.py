@@ -93,7 +93,7 @@ async def test_no_step_for_ten_times_the_usual_time(
     assert world.status.message == RUNS
     await world.pass_time(42)
     assert world.status.message == f"{RUNS}; {message.format(since=since)}"
-    assert world.status.restarts.uncharged == 0
+    assert world.status.restarts.not_counted == 0
     await report(41, "training")
     assert world.status.message == RUNS
 

@@ -139,7 +139,7 @@ async def test_suspend_and_resume() -> None:
     assert world.status.state == "Running"
     assert world.status.attempt == 2
     assert not is_true(world.status, "Suspended")
-    assert world.status.restarts.charged == 0
+    assert world.status.restarts.counted == 0
 
 
 async def test_a_job_that_is_created_suspended_creates_nothing() -> None:
@@ -226,7 +226,7 @@ async def test_a_resize_restarts_training_with_the_new_number_of_workers() -> No
     assert world.status.worker is not None
     assert world.status.worker.summary == "3/3"
     assert world.status.attempt == 2
-    assert world.status.restarts.charged == 0
+    assert world.status.restarts.counted == 0
 
 
 async def test_an_invalid_job_fails_with_every_error() -> None:

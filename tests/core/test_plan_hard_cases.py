@@ -15,7 +15,7 @@ async def test_a_larger_world_is_no_lost_pod() -> None:
     await world.settle()
     assert world.status.message == "resized to 3 workers; continuing"
     assert world.status.first_failure is None
-    assert world.status.restarts.uncharged == 0
+    assert world.status.restarts.not_counted == 0
 
 
 async def test_a_world_that_cannot_be_read_is_not_resized_for_ever() -> None:
@@ -218,7 +218,7 @@ async def test_suspended_while_it_waits_to_restart() -> None:
     await world.started()
     assert world.status.worker is not None
     assert (world.status.state, world.status.worker.summary) == ("Running", "2/2")
-    assert world.status.restarts.charged == 3
+    assert world.status.restarts.counted == 3
 
 
 async def test_resized_while_it_restarts() -> None:
@@ -241,7 +241,7 @@ async def test_a_process_that_left_on_request_has_not_finished() -> None:
     pod["metadata"]["deletionTimestamp"] = world.now.isoformat()
     await world.settle()
     assert world.status.attempt == 2
-    assert world.status.restarts.uncharged == 1
+    assert world.status.restarts.not_counted == 1
 
 
 async def test_progress_is_shown_again_after_the_clock_was_set_back() -> None:

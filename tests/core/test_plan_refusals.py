@@ -166,7 +166,7 @@ async def test_a_job_continues_soon_after_the_quota_was_lifted() -> None:
     await world.pass_time(60)
     await world.started()
     assert world.status.state == "Running"
-    assert world.status.restarts.charged == 0
+    assert world.status.restarts.counted == 0
 
 
 async def test_what_is_asked_for_later_is_asked_for_at_once() -> None:

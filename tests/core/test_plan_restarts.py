@@ -14,7 +14,7 @@ from support.world.world import World
 from trainjob.core.actions import CreatePod
 from trainjob.core.conditions import find_condition, is_true
 from trainjob.core.names import Replica
-from trainjob.core.observed import read_observed
+from trainjob.core.observed import Snapshot, read_observed
 from trainjob.core.settings import Bundle, Settings
 
 
@@ -32,7 +32,7 @@ async def test_a_crash_restarts_all_workers_from_the_checkpoint() -> None:
     assert world.status.state == "Restarting"
     assert world.status.message == message
     assert world.status.attempt == 2
-    assert world.status.restarts.charged == 1
+    assert world.status.restarts.counted == 1
     assert world.status.first_failure is not None
     assert world.status.first_failure.rank == "worker-1"
     assert world.status.first_failure.log_tail == "Traceback…\nValueError: boom"
@@ -83,7 +83,7 @@ async def test_what_a_restart_cannot_fix_fails_at_once(code: int, reason: str) -
     world.let_go()
     await world.settle()
     assert world.status.state == "Failed"
-    assert world.status.restarts.charged == 0
+    assert world.status.restarts.counted == 0
     failed = find_condition(world.status, "Failed")
     assert failed is not None
     assert failed.reason == reason
@@ -108,7 +108,7 @@ async def test_a_job_from_a_backup_adopts_its_finished_output(
     await world.settle()
     assert world.status.state == "Complete"
     assert world.status.message == "training had finished before the job was restored from a backup"
-    assert world.status.restarts.charged == world.status.restarts.uncharged == 0
+    assert world.status.restarts.counted == world.status.restarts.not_counted == 0
 
 
 WITH_A_PROGRAM = Settings(bundle=Bundle(b"program", b"key"))
@@ -129,8 +129,10 @@ async def test_a_job_created_again_after_its_end_is_complete_at_once() -> None:
 
 
 def spec_of_pod(settings: Settings | None = WITH_A_PROGRAM, **job: Any) -> str:
-    observed = read_observed(job=build_plain_job(**job), settings=settings)
-    pod = CreatePod(observed.job, Replica("worker", 0), 1, 1, spec_digest=observed.spec_digest).build()
+    observed = read_observed(Snapshot(build_plain_job(**job)), settings)
+    pod = CreatePod(
+        observed.effective_job, Replica("worker", 0), 1, 1, spec_digest=observed.spec_digest
+    ).build()
     env = {v["name"]: v.get("value", "") for v in pod["spec"]["containers"][0]["env"]}
     return env.get("TRAINJOB_SPEC", "")
 
@@ -171,7 +173,7 @@ async def test_the_culprit_is_named_not_the_peer_that_saw_it_go() -> None:
     await world.settle()
     assert world.status.first_failure is not None
     assert world.status.first_failure.rank == "worker-1"
-    assert world.status.restarts.charged == 1
+    assert world.status.restarts.counted == 1
 
 
 async def test_a_lost_peer_alone_restarts_after_a_while() -> None:
@@ -179,18 +181,18 @@ async def test_a_lost_peer_alone_restarts_after_a_while() -> None:
     world.cluster.end_pod(world.pod("worker", 0), 85)
     await world.pass_time(11)
     assert world.status.attempt == 2
-    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+    assert (world.status.restarts.counted, world.status.restarts.not_counted) == (0, 1)
 
 
 @pytest.mark.parametrize("way", ["evict_pod", "remove"])
-async def test_a_pod_deleted_by_the_cluster_is_not_counted(way: str) -> None:
+async def test_a_pod_deleted_by_the_cluster_is_uncounted(way: str) -> None:
     world = await World(build_plain_job(maxRestarts=0)).started()
     getattr(world.cluster, way)(world.pod("worker", 1))
     await world.settle()
     world.let_go()
     await world.settle()
     assert world.status.attempt == 2
-    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+    assert (world.status.restarts.counted, world.status.restarts.not_counted) == (0, 1)
 
 
 async def waits_after_crashes(steps: list[int]) -> list[int]:
@@ -223,7 +225,7 @@ async def test_a_mistake_ends_the_first_attempt_at_once(code: int, log: str) -> 
     world.cluster.end_pod(world.pod("worker", 1), code, message=log)
     await world.settle()
     assert world.status.state == "Failing"
-    assert world.status.restarts.charged == 0
+    assert world.status.restarts.counted == 0
     assert world.status.message.endswith("; a restart can't fix that")
 
 
@@ -248,8 +250,10 @@ async def fail_again(world: World, index: int, log: str, seconds: float) -> None
 @pytest.mark.parametrize(
     ("logs", "seconds", "state"),
     [
-        ([show("ValueError: boom")] * 3, 5.0, "Failing"),
-        ([show("ValueError: boom")] * 3, 60.0, "Restarting"),
+        ([show("ValueError: boom")] * 2, 5.0, "Failing"),
+        ([show("RuntimeError: boom")] * 2, 5.0, "Restarting"),
+        ([show("RuntimeError: boom")] * 3, 5.0, "Failing"),
+        ([show("RuntimeError: boom")] * 3, 60.0, "Restarting"),
         ([show("ValueError: boom"), show("ValueError: boom", "train.py:4")] * 2, 5.0, "Restarting"),
         ([show("ValueError: boom"), SYNTAX_ERROR, SYNTAX_ERROR], 5.0, "Restarting"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.world.kueue import QueueWorld, build_queued_job
-from trainjob.api.status import Spent
+from trainjob.api.status import StateSeconds
 from trainjob.cluster import AlreadyExists, Refused
 
 PREEMPTED = "evicted by Kueue (Preempted): preempted by UID 7"
@@ -36,7 +36,7 @@ async def test_a_job_has_nothing_but_a_workload_before_it_is_admitted() -> None:
     await world.admit()
     assert world.status.start_time == world.now
     assert (world.status.state, len(world.pods)) == ("Pending", 3)
-    assert world.status.spent.queued == 3600
+    assert world.status.state_seconds.queued == 3600
     events = [reason for reason, _ in world.cluster.events]
     assert events == ["Queued", "Admitted", "Created"]
 
@@ -89,7 +89,7 @@ async def test_an_evicted_job_gives_its_quota_back_when_its_pods_have_ended_and_
     world.each(world.cluster.run_pod)
     await world.settle()
     restarts = world.status.restarts
-    assert (restarts.charged, restarts.uncharged) == (0, 0)
+    assert (restarts.counted, restarts.not_counted) == (0, 0)
     assert (world.status.state, world.status.message) == ("Running", "training on 2 workers, attempt 2")
     evicted = [message for reason, message in world.cluster.events if reason == "Evicted"]
     assert evicted == [f"{PREEMPTED}; continuing once it is admitted again"]
@@ -459,4 +459,4 @@ async def test_a_new_controller_writes_nothing_about_jobs_that_wait_run_or_have_
 
 
 def test_time_in_a_queue_is_part_of_what_was_spent() -> None:
-    assert "queued" in Spent.model_fields
+    assert "queued" in StateSeconds.model_fields

@@ -128,7 +128,7 @@ odd = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.j
 progress = st.dictionaries(st.sampled_from(KEYS), odd, max_size=3)
 failures = st.fixed_dictionaries(
     {"replica": st.just("worker-0")},
-    optional=dict.fromkeys(("pod", "reason", "exitCode", "message", "logTail", "step", "charged"), odd),
+    optional=dict.fromkeys(("pod", "reason", "exitCode", "message", "logTail", "step", "counted"), odd),
 )
 members = st.dictionaries(
     st.sampled_from(["worker-0", "worker-1", "\x1b"]),
@@ -136,7 +136,7 @@ members = st.dictionaries(
     | st.fixed_dictionaries({"report": progress}),
     max_size=2,
 )
-ledgers = st.dictionaries(st.sampled_from(["attempt", "charged", "furthestStep", "x"]), odd, max_size=2)
+ledgers = st.dictionaries(st.sampled_from(["attempt", "counted", "furthestStep", "x"]), odd, max_size=2)
 nested = st.fixed_dictionaries(
     {},
     optional={
@@ -173,7 +173,7 @@ def test_no_figure_stops_a_decision(first: dict[str, Any], second: dict[str, Any
             await world.pass_time(31)
         agents.fail("worker-1")
         await world.settle()
-        assert (world.status.state, world.status.restarts.charged) == ("Restarting", 1)
+        assert (world.status.state, world.status.restarts.counted) == ("Restarting", 1)
 
     asyncio.run(play())
 

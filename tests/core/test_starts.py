@@ -16,7 +16,7 @@ BUILDERS = [build_job, build_plain_job]
 
 def states_of(world: World) -> tuple[str | None, int, int]:
     restarts = world.status.restarts
-    return world.status.state, restarts.charged, restarts.uncharged
+    return world.status.state, restarts.counted, restarts.not_counted
 
 
 @pytest.mark.parametrize("build", BUILDERS)
@@ -165,7 +165,7 @@ async def test_a_job_with_one_pod_without_a_node_makes_room_whatever_its_other_p
         world.cluster.hold_pod(world.pod("worker", 0), held, "why")
     world.cluster.hold_pod(world.pod("worker", 1), "Unschedulable", "no room")
     await world.pass_time(61)
-    assert (world.status.state, world.status.restarts.uncharged) == ("Restarting", 1)
+    assert (world.status.state, world.status.restarts.not_counted) == ("Restarting", 1)
     assert "worker 1 can't start: Unschedulable: no room; yielded after 60 s" in (world.status.message or "")
     world.let_go()
     await world.settle()

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
 from support.world.agents import Agents, training
 from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
-from trainjob.core.stragglers import MOST, SUSPECT_REASON, named_replicas
-from trainjob_trainer import WeightsDiverged
-from trainjob_trainer.distribution.divergence import Apart, describe
+from trainjob.core.stragglers import MOST, SUSPECT_REASON
 
 ENDING = "they are not saved, and training goes back to the last checkpoint"
 ONE = f"worker-1's weights differ from the others' at step 30 (variable a); {ENDING}"
 BOTH = f"worker-0's and worker-1's weights differ from each other's at step 30 (variable a); {ENDING}"
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        (ONE, ["worker-1"]),
-        (BOTH, ["worker-0", "worker-1"]),
-        (f"found its weights apart from the others' (exit code 91: {ONE})", ["worker-1"]),
-        (f"trainjob: worker-1: WeightsDiverged: {ONE}", ["worker-1"]),
-        ("chief-0's, worker-0's and worker-12's weights differ", ["chief-0", "worker-0", "worker-12"]),
-        (
-            "worker-0's, worker-1's, worker-2's, worker-3's and 6 more workers' weights differ from each",
-            ["worker-0", "worker-1", "worker-2", "worker-3"],
-        ),
-        ("worker-1's loss differs", []),
-        ("", []),
-    ],
-)
-def test_whose_weights_they_are_stands_in_the_sentence(text: str, names: list[str]) -> None:
-    assert [replica.name for replica in named_replicas(text)] == names
-
-
-async def diverge(world: World, agents: Agents, message: str, step: int, replica: str = "worker-1") -> str:
+async def diverge(
+    world: World,
+    agents: Agents,
+    message: str,
+    step: int,
+    replica: str = "worker-1",
+    replicas: Sequence[str] = (),
+) -> str:
     """Their weights come apart, training starts again, and this is the event's sentence."""
-    agents.fail(replica, code=91, reason="WeightsDiverged", message=message, step=step)
+    agents.fail(replica, code=91, reason=SUSPECT_REASON, message=message, step=step, replicas=list(replicas))
     await world.settle()
     agents.meet()
     await world.settle()
@@ -84,10 +69,10 @@ async def test_of_two_workers_both_are_named_with_their_nodes_and_one_is_suspect
     world, agents = await training(build_job(evaluator=False))
     place(world, "gpu-5", "gpu-7")
     said = SAID.replace(ONE, BOTH)
-    assert await diverge(world, agents, BOTH, 30) == (
+    assert await diverge(world, agents, BOTH, 30, replicas=["worker-0", "worker-1"]) == (
         f"{said} at step 30; worker 0 is on node gpu-5; restarted in place (restart 1 of 3)"
     )
-    assert await diverge(world, agents, BOTH, 50) == (
+    assert await diverge(world, agents, BOTH, 50, replicas=["worker-0", "worker-1"]) == (
         f"{said} at step 50; worker 0 is on node gpu-5; "
         "nodes gpu-5 and gpu-7 have had this before: one of them is suspect; "
         "restarted in place (restart 2 of 3)"
@@ -140,13 +125,3 @@ async def test_other_failures_are_not_remembered() -> None:
     agents.fail("worker-1", message=ONE, step=30)
     await world.settle()
     assert world.status.restarts.diverged_nodes == ()
-
-
-@pytest.mark.parametrize(
-    ("ranks", "is_certain"), [([1], True), ([0, 2], True), ([0, 1], False), ([0, 1, 2], False)]
-)
-def test_the_trainers_own_sentence_is_read(ranks: list[int], is_certain: bool) -> None:
-    workers = [f"worker-{rank}" for rank in range(3 if is_certain else len(ranks))]
-    sentence = describe(Apart(ranks, is_certain=is_certain), workers, ["dense/kernel"], 12)
-    assert [replica.name for replica in named_replicas(sentence)] == [workers[rank] for rank in ranks]
-    assert WeightsDiverged.reason == SUSPECT_REASON

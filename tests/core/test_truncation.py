@@ -17,7 +17,7 @@ from trainjob.codegen.crd import object_schema, walk
 from trainjob.controller.reconciler import dump_status
 from trainjob.core.conditions import truncated
 from trainjob.core.names import Replica, pod_labels
-from trainjob.core.observed import read_observed
+from trainjob.core.observed import Snapshot, read_observed
 from trainjob.core.plan import plan
 from trainjob.core.wording import printable
 
@@ -67,9 +67,9 @@ progress = some_of(
 )
 restarts = some_of(
     attempt=numbers,
-    charged=numbers,
-    uncharged=numbers,
-    refunded=numbers,
+    counted=numbers,
+    not_counted=numbers,
+    reset=numbers,
     sinceProgress=numbers,
     furthestStep=numbers,
 )
@@ -82,7 +82,7 @@ failure = some_of(
     message=texts,
     logTail=texts,
     step=numbers,
-    charged=st.booleans(),
+    counted=st.booleans(),
     permanent=st.booleans(),
 )
 reports = some_of(
@@ -190,7 +190,7 @@ def test_a_status_can_be_written_with_any_report(
     job = build(uid="uid-job", metadata={"generation": 1, "resourceVersion": "1"})
     now = NOW
     for report in (said, later, later):
-        observed = read_observed(job=job, pods=build_pods(job, states), agent_report=report)
+        observed = read_observed(Snapshot(job, build_pods(job, states), agent_report=report))
         planned = plan(observed, now)
         job = {**job, "status": check(planned.status)}
         assert all(printable(event.message) == event.message for event in planned.events)
@@ -207,7 +207,7 @@ def test_what_fits_stays_as_it_is() -> None:
     [
         ({"message": 3000 * "é"}, {"message": 2047 * "é" + "…"}),
         ({"attempt": 2**63}, {"attempt": 2**63 - 1}),
-        ({"restarts": {"charged": 2**31 - 1, "furthestStep": -5}}, {}),
+        ({"restarts": {"counted": 2**31 - 1, "furthestStep": -5}}, {}),
         ({"progress": {"eta": "\x1b[31m3m\ud800", "stepSeconds": {"a": float("inf")}}}, {}),
         ({"progress": {"metrics": {"loss": 99 * "1"}}}, {"progress": {"metrics": {"loss": 63 * "1" + "…"}}}),
     ],

@@ -32,8 +32,8 @@ async def test_metrics() -> None:
         "startTime": "2026-01-01T00:00:10Z",
         "firstStepTime": "2026-01-01T00:00:20Z",
         "progress": {"step": 1, "examplesPerSecond": 2.5},
-        "restarts": {"charged": 1, "stepsLost": 3},
-        "spent": {"training": 9},
+        "restarts": {"counted": 1, "stepsLost": 3},
+        "stateSeconds": {"training": 9},
     }
     meta = {"namespace": "ml", "name": "digits", "creationTimestamp": "2026-01-01T00:00:00Z"}
     metrics.show_jobs(lambda: [{"metadata": meta, "status": status}])

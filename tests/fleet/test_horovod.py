@@ -134,7 +134,7 @@ def test_the_ring_restarts_and_grows_in_pods(cluster: NodeCluster) -> None:
 
     until(lambda: epochs_saved(output) >= 5, "five epochs")
     cluster.kubectl("exec", pod(1), "-n", namespace, "--", "python", "-c", KILL)
-    wait("jsonpath={.status.restarts.charged}=1")
+    wait("jsonpath={.status.restarts.counted}=1")
     until(lambda: epochs_saved(output) >= 25, "twenty-five epochs")
     cluster.kubectl("scale", "tj/horovod-digits", "-n", namespace, "--replicas=3")
     wait("condition=Complete")

@@ -214,7 +214,7 @@ async def test_a_job_of_higher_priority_preempts_another_which_resumes(place: Pl
     place.codes["urgent", ""] = 0
     await place.is_("usual", "Running", "attempt 2")
     restarts = (await place.status("usual"))["restarts"]
-    assert (restarts.get("charged", 0), restarts.get("uncharged", 0)) == (0, 0)
+    assert (restarts.get("counted", 0), restarts.get("notCounted", 0)) == (0, 0)
     await place.nothing_is_terminating()
 
 

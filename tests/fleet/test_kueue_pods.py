@@ -87,8 +87,8 @@ def test_a_preempted_job_saves_makes_room_and_ends_as_if_nothing_had_happened(ku
     status = completed(cluster, claim)
     assert resumed(cluster, claim)
     restarts = status["restarts"]
-    assert (restarts.get("charged", 0), restarts.get("uncharged", 0)) == (0, 0)
+    assert (restarts.get("counted", 0), restarts.get("notCounted", 0)) == (0, 0)
     assert largest_difference(output(alone), output(claim)) <= EQUAL
-    assert status["spent"]["queued"] > 0
+    assert status["stateSeconds"]["queued"] > 0
     left = cluster.get("workloads.kueue.x-k8s.io", namespace=namespace)["items"]
     assert [name for workload in left for name in workload["metadata"].get("finalizers", ())] == []

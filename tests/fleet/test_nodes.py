@@ -240,7 +240,7 @@ def test_worker_0_leaves_although_the_api_server_cannot_reach_its_node(
         assert live_uid(cluster, claim, "worker-1") == kept
     until(lambda: old["metadata"]["uid"] not in pods(cluster, claim, "worker-0"), what="the old pod's end",
           seconds=60 * MINUTES, every=0.5)  # fmt: skip
-    assert cluster.get("tj", "digits", namespace=claim.namespace)["status"]["restarts"]["charged"] == 0
+    assert cluster.get("tj", "digits", namespace=claim.namespace)["status"]["restarts"]["counted"] == 0
 
 
 def test_training_goes_on_with_fewer_workers_and_grows_back_with_the_node(
@@ -262,7 +262,7 @@ def test_training_goes_on_with_fewer_workers_and_grows_back_with_the_node(
         assert live_pod(cluster, claim, "worker-1")["spec"]["nodeName"] == old["spec"]["nodeName"]
         status = cluster.get("tj", "digits", namespace=claim.namespace)["status"]
         assert status["message"].startswith("training on 2 workers")
-        assert status["restarts"]["charged"] == 0
+        assert status["restarts"]["counted"] == 0
 
 
 def test_a_drain_keeps_the_budget_and_saves_first(
@@ -290,7 +290,7 @@ def test_a_drain_keeps_the_budget_and_saves_first(
         cluster.kubectl("uncordon", node.name)
     status = completed(cluster, claim)
     assert resumed(cluster, claim)
-    assert (status["restarts"]["uncharged"], status["restarts"]["stepsLost"]) == (1, 0)
+    assert (status["restarts"]["notCounted"], status["restarts"]["stepsLost"]) == (1, 0)
     assert largest_difference(undisturbed, output(claim)) <= EQUAL
 
 
@@ -336,7 +336,7 @@ def test_a_preempted_worker_saves_first_and_goes_on_once_there_is_room(
     assert live_uid(cluster, claim, "worker-0") == kept
     status = completed(cluster, claim)
     assert resumed(cluster, claim)
-    assert (status["restarts"]["uncharged"], status["restarts"]["stepsLost"]) == (1, 0)
+    assert (status["restarts"]["notCounted"], status["restarts"]["stepsLost"]) == (1, 0)
     assert largest_difference(undisturbed, output(claim)) <= EQUAL
 
 
@@ -362,7 +362,7 @@ def test_a_job_saves_before_a_spot_node_ends_and_goes_on_elsewhere(
             trains_again(cluster, claim, 2)
             status = completed(cluster, claim)
     assert resumed(cluster, claim)
-    assert (status["restarts"]["uncharged"], status["restarts"]["stepsLost"]) == (1, 0)
+    assert (status["restarts"]["notCounted"], status["restarts"]["stepsLost"]) == (1, 0)
     assert largest_difference(undisturbed, output(claim)) <= EQUAL
 
 
@@ -406,5 +406,5 @@ def test_a_worker_that_is_evicted_for_its_nodes_memory_goes_on_elsewhere(
     assert (first["rank"], first["node"], first["reason"]) == ("worker-1", node.name, "Evicted")
     assert "low on resource: memory" in first["message"]
     assert resumed(cluster, claim)
-    assert status["restarts"]["uncharged"] == 1
+    assert status["restarts"]["notCounted"] == 1
     assert largest_difference(undisturbed, output(claim)) <= EQUAL

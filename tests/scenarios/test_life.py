@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.world.life import AGENT_KINDS, KINDS, Schedule, live, live_to_the_end, schedules
-from trainjob.core.observed import read_observed
+from trainjob.core.observed import Snapshot, read_observed
 from trainjob.core.plan import plan
 
 LIVES = max(150, settings().max_examples)
@@ -42,5 +42,5 @@ def test_the_order_of_pods_is_irrelevant(schedule: Schedule, random: Any) -> Non
     world = asyncio.run(live(schedule, in_place=False)).world
     job, pods = world.cluster.job(world.key), world.pods
     shuffled = random.sample(pods, len(pods))
-    first = plan(read_observed(job=job, pods=pods), world.now)
-    assert plan(read_observed(job=job, pods=shuffled), world.now) == first
+    first = plan(read_observed(Snapshot(job, pods)), world.now)
+    assert plan(read_observed(Snapshot(job, shuffled)), world.now) == first

@@ -263,8 +263,9 @@ def test_the_odd_one_says_so_and_the_others_lose_it(
     workers = Workers(monkeypatch, rank)
     workers.bad = 1
     words = r"worker-1's weights differ from the others' at step 5 \(variable b\)"
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=words) as raised:
         workers.watch.compare(workers.groups, 5)
+    assert getattr(raised.value, "replicas", ()) == (("worker-1",) if error is WeightsDiverged else ())
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_an_answer_has_its_age() -> None:
         (("attempt",), 2),
         (("world",), {"worker": 3}),
         (("failure",), {"replica": "worker-1"}),
-        (("restarts",), {"charged": 1}),
+        (("restarts",), {"counted": 1}),
         ((*WORKER, "state"), "lost"),
         ((*WORKER, "incarnation"), 2),
         ((*WORKER, "pod"), "another"),

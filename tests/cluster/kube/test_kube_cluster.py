@@ -79,7 +79,7 @@ async def test_what_was_written_is_seen_at_once() -> None:
                 await cluster.create(manifest)
             snapshot = await look(cluster)
             assert len(snapshot.pods) == 3
-            assert snapshot.service is not None
+            assert "Service" in snapshot.related
             change = {"trainjob.dev/live": None, "trainjob.dev/x": "y"}
             await cluster.set_labels(ref_of(snapshot.pods[0]), change)
             labels = (await look(cluster)).pods[0]["metadata"]["labels"]
@@ -149,7 +149,7 @@ async def test_an_object_in_the_way_is_seen_for_a_while(kind: str) -> None:
 
             async def seen() -> Any:
                 snapshot = await look(cluster)
-                return snapshot.service if kind == "Service" else snapshot.network_policy
+                return snapshot.related.get(kind)
 
             assert await seen() is None
             ours = {**theirs, "metadata": {**theirs["metadata"], "labels": {"trainjob.dev/job": "digits"}}}
@@ -374,12 +374,11 @@ async def test_an_object_is_replaced_in_the_state_that_was_seen() -> None:
         async with open_kube(server.url) as cluster:
             await cluster.synced()
             await cluster.replace({**seen, "spec": {"podSelector": {"matchLabels": {"a": "b"}}}})
-            found = (await look(cluster)).network_policy
-            assert found is not None
+            found = (await look(cluster)).related["NetworkPolicy"]
             assert found["spec"] == {"podSelector": {"matchLabels": {"a": "b"}}}
             with pytest.raises(Conflict):
                 await cluster.replace({**seen, "spec": {}})
             server.remove("NetworkPolicy", "digits")
             with pytest.raises(NotFound):
                 await cluster.replace({**found, "spec": {}})
-            assert (await look(cluster)).network_policy is None
+            assert "NetworkPolicy" not in (await look(cluster)).related

@@ -173,15 +173,15 @@ async def test_a_restart_in_place_is_reported_and_replaces_no_pod() -> None:
                 "reason": "Killed",
                 "exitCode": 137,
                 "signal": 9,
-                "charged": True,
+                "counted": True,
             }
-            restarts = {"attempt": 2, "charged": 1, "sinceProgress": 1}
+            restarts = {"attempt": 2, "counted": 1, "sinceProgress": 1}
             agents.more = {"attempt": 2, "restarts": restarts, "failure": failure}
             await until(lambda: any(event["reason"] == "Restarted" for event in server.all("Event")))
-            await until(lambda: agents.targets["digits"]["restarts"]["charged"] == 1)
+            await until(lambda: agents.targets["digits"]["restarts"]["counted"] == 1)
             job = server.find("TrainJob", "digits")
             assert job is not None
-            assert job["status"]["restarts"]["charged"] == 1
+            assert job["status"]["restarts"]["counted"] == 1
             assert job["status"]["attempt"] == 2
             assert sum(write.startswith("create Pod ") for write in server.writes()) == 3
             assert not any(write.startswith("delete ") for write in server.writes())
@@ -259,7 +259,7 @@ async def test_it_converges_after_any_fault_and_keeps_no_stale_objects(seed: int
             # Every pod that was ever created is one of the first attempt's, and was created once.
             expected = {m["metadata"]["name"] for m in build_objects(parse(job)) if m["kind"] == "Pod"}
             assert {p["metadata"]["name"] for p in server.all("Pod") if job_of(p) == name} == expected
-            assert not job["status"].get("restarts", {}).get("charged")
+            assert not job["status"].get("restarts", {}).get("counted")
 
 
 async def test_a_token_that_is_rotated_stops_nothing(tmp_path: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from trainjob.cluster import JobKey
 from trainjob.cluster.agents.poller import find_agents
 from trainjob.cluster.kube.cache import Store, project
 from trainjob.core.manifests import build_pod
-from trainjob.core.observed import Observed, read_observed
+from trainjob.core.observed import Observed, Snapshot, read_observed
 from trainjob.core.pods import read_pod
 
 KEY = JobKey("default", "digits")
@@ -195,17 +196,20 @@ def test_any_report_of_a_pod_is_read_alike(
     assert read_pod(project(pod)) == read_pod(pod)
     assert find_agents([project(pod)], {}) == find_agents([pod], {})
     job = {**build_job(), "metadata": {"name": "digits", "uid": "b"}}
-    assert read_observed(job=project(job), pods=[project(pod)]) == read_observed(job=job, pods=[pod])
+    assert read_observed(Snapshot(project(job), [project(pod)])) == read_observed(Snapshot(job, [pod]))
 
 
-def read_both(
-    *, job: Any, pods: Any, service: Any, claim: Any, network_policy: Any, **others: Any
-) -> Observed:
+def read_both(snapshot: Snapshot, *settings: Any, **others: Any) -> Observed:
     """Return what is read from cached objects, once it is what is read from whole ones."""
-    dependents = {"service": service, "claim": claim, "network_policy": network_policy}
-    kept = {kind: project(found) if found is not None else None for kind, found in dependents.items()}
-    observed = read_observed(job=project(job), pods=[project(pod) for pod in pods], **kept, **others)
-    assert observed == read_observed(job=job, pods=pods, **dependents, **others)
+    cached = ("Service", "PersistentVolumeClaim", "NetworkPolicy")
+    seen = replace(
+        snapshot,
+        job=project(snapshot.job),
+        pods=[project(pod) for pod in snapshot.pods],
+        related={kind: project(one) if kind in cached else one for kind, one in snapshot.related.items()},
+    )
+    observed = read_observed(seen, *settings, **others)
+    assert observed == read_observed(snapshot, *settings, **others)
     return observed
 
 

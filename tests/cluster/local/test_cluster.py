@@ -62,15 +62,19 @@ async def test_objects_are_kept_as_an_api_server_keeps_them(tmp_path: Path) -> N
         await cluster.create(CLAIM)
         snapshot = await cluster.observe(KEY)
         assert snapshot is not None
-        assert snapshot.service is not None
-        assert snapshot.claim is not None
-        assert snapshot.claim["metadata"]["namespace"] == "default"
-        assert set(snapshot.service["metadata"]) >= {"uid", "resourceVersion", "creationTimestamp", "name"}
+        claim, service = snapshot.related["PersistentVolumeClaim"], snapshot.related["Service"]
+        assert claim["metadata"]["namespace"] == "default"
+        assert set(service["metadata"]) >= {
+            "uid",
+            "resourceVersion",
+            "creationTimestamp",
+            "name",
+        }
         assert "uid" not in SERVICE["metadata"]
         with pytest.raises(AlreadyExists):
             await cluster.create(SERVICE)
-        await cluster.delete(ref_of(snapshot.service, "Service"))
-        assert cluster.snapshot().service is None
+        await cluster.delete(ref_of(service, "Service"))
+        assert "Service" not in cluster.snapshot().related
 
 
 async def test_a_snapshot_is_a_copy(tmp_path: Path) -> None:
@@ -163,7 +167,7 @@ async def test_watchers_hear_of_every_change(tmp_path: Path) -> None:
         cluster.watch(heard.append)
         await cluster.create(SERVICE)
         assert heard == [KEY]
-        await cluster.delete(ref_of(cluster.snapshot().service or {}, "Service"))
+        await cluster.delete(ref_of(cluster.snapshot().related["Service"], "Service"))
         assert heard == [KEY, KEY]
 
 

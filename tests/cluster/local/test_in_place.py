@@ -108,7 +108,7 @@ async def test_a_killed_process_restarts_in_its_pod(tmp_path: Path) -> None:
             "Killed",
             9,
         )
-        assert said["restarts"]["charged"] == 1
+        assert said["restarts"]["counted"] == 1
         for pid in second:
             os.kill(pid, signal.SIGUSR1)
         for index in range(2):
@@ -157,7 +157,7 @@ async def test_a_deleted_pod_saves_and_its_successor_meets_the_others(tmp_path: 
         await cluster.create(job.pod(1, 2))
         for name in (job.name(0), job.name(1, 2)):
             assert (await ended(cluster, name))["exitCode"] == 0
-        assert report_of(cluster.snapshot())["restarts"]["charged"] == 0
+        assert report_of(cluster.snapshot())["restarts"]["counted"] == 0
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -27,7 +27,7 @@ def _crd(control_plane: Cluster) -> None:
 
     def is_explained() -> bool:
         try:
-            return "What is wanted." in explain(control_plane, "trainjobs.trainjob.dev")
+            return "The desired job." in explain(control_plane, "trainjobs.trainjob.dev")
         except KubectlError:
             return False
 
@@ -53,7 +53,7 @@ def explain(cluster: Cluster, *words: str) -> str:
         ("tj.spec.worker.template", "see kubectl explain pod.spec"),
         ("tj.spec.evaluator", "completionTimeoutSeconds <integer>"),
         ("tj.spec.output", "claim <Object> A PersistentVolumeClaim."),
-        ("tj.spec.output.claim", "size <string> Creates a claim of this size for the job."),
+        ("tj.spec.output.claim", "size <string> Size of a claim that is created for the job."),
         ("tj.spec.restartStrategy", "ENUM: InPlace Recreate"),
         ("tj.spec.template", "see kubectl explain pod.spec"),
         ("tj.status", "conditions <[]Object> Queued, Running, Restarting, Suspended, Complete and Failed."),
@@ -61,7 +61,7 @@ def explain(cluster: Cluster, *words: str) -> str:
             "tj.status.firstFailure",
             "exitCode <integer> Exit code of the training process, or of the init container.",
         ),
-        ("tj.status.conditions", "reason <string> One word, for programs."),
+        ("tj.status.conditions", "reason <string> The reason in one word, for programs."),
     ],
 )
 def test_every_field_is_described(control_plane: Cluster, field: str, tells: str) -> None:

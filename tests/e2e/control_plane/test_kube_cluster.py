@@ -76,7 +76,7 @@ async def test_what_is_created_is_seen_at_once_and_its_name_is_in_use(
         await kube.create(manifest)
     snapshot = await look(kube, job)
     assert len(snapshot.pods) == 3
-    assert snapshot.service is not None
+    assert "Service" in snapshot.related
     assert snapshot.pods[0]["apiVersion"] == "v1"
     with pytest.raises(AlreadyExists):
         await kube.create(pod_of(job))
@@ -263,7 +263,7 @@ async def test_a_service_that_is_not_ours_is_seen(
     service = next(m for m in build_objects(parse(job)) if m["kind"] == "Service")
     with pytest.raises(AlreadyExists):
         await kube.create(service)
-    seen = (await look(kube, job)).service
+    seen = (await look(kube, job)).related.get("Service")
     assert seen is not None
     assert seen["metadata"]["uid"] == stored["metadata"]["uid"]
 

@@ -140,8 +140,8 @@ async def test_a_network_policy_is_left_as_it_is_stored_and_put_right_when_it_wa
         await kube.synced()
         snapshot = await kube.observe(JobKey(namespace, "digits"))
         assert snapshot is not None
-        assert snapshot.network_policy is not None
-        state = {key: snapshot.network_policy["metadata"][key] for key in ("uid", "resourceVersion")}
+        seen = snapshot.related["NetworkPolicy"]["metadata"]
+        state = {key: seen[key] for key in ("uid", "resourceVersion")}
         again = {**policy, "metadata": {**policy["metadata"], **state}}
         await kube.replace(again)
         with pytest.raises(Conflict):
@@ -327,12 +327,10 @@ async def provoke(kube: KubeCluster, namespace: str) -> None:
     for manifest in build_objects(parse(snapshot.job)):
         with pytest.raises(AlreadyExists):
             await kube.create(manifest)
-    assert snapshot.network_policy is not None
+    stored = snapshot.related["NetworkPolicy"]
     with pytest.raises(AlreadyExists):
-        await kube.create({**snapshot.network_policy, "metadata": _new(snapshot.network_policy)})
-    await kube.replace(
-        {**snapshot.network_policy, "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
-    )
+        await kube.create({**stored, "metadata": _new(stored)})
+    await kube.replace({**stored, "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"})
     with pytest.raises(Conflict):
         await kube.write_status(JobKey(namespace, "digits"), snapshot.job["metadata"]["uid"], "1", {})
     pod = snapshot.pods[0]["metadata"]

@@ -57,12 +57,12 @@ def report_of(pod: str, phase: str = "running", attempt: int = 1) -> Report:
     state = "running" if phase == "running" else "idle"
     member = {"pod": pod, "incarnation": 1, "state": state, "seconds": 1.0, "report": progress}
     failures = attempt - (phase == "running")
-    failure = {"replica": "worker-0", "pod": pod, "reason": "Crashed", "exitCode": 1, "charged": True}
+    failure = {"replica": "worker-0", "pod": pod, "reason": "Crashed", "exitCode": 1, "counted": True}
     return build_report(
         phase,
         attempt=attempt,
         world={"worker": 1},
-        restarts={"attempt": attempt, "charged": failures},
+        restarts={"attempt": attempt, "counted": failures},
         failure=failure if failures else None,
         members={"worker-0": member},
     )

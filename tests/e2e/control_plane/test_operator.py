@@ -147,7 +147,7 @@ async def test_fifty_jobs_end_well_after_kills(place: Place) -> None:
             await _complete(place, names)
     _assert_one_pod_a_replica(await place.all(PODS), names)
     restarts = [job["status"].get("restarts", {}) for job in await place.all(TRAINJOBS)]
-    assert not any(restart.get("charged") or restart.get("uncharged") for restart in restarts)
+    assert not any(restart.get("counted") or restart.get("notCounted") for restart in restarts)
 
 
 async def test_another_projects_kind_of_the_same_name(control_plane: Cluster, place: Place) -> None:

@@ -67,7 +67,7 @@ async def test_jobs_adopt_their_output(
             expected = "Complete" if was_finished else "Running"
             await eventually(lambda: states(admin, namespace), lambda found: found == {"digits": expected})
     job = await admin.get(TRAINJOBS, namespace, "digits")
-    assert job["status"]["restarts"]["charged"] == 0
+    assert job["status"]["restarts"]["counted"] == 0
     if was_finished:
         assert job["status"]["message"] == "training had finished before the job was restored from a backup"
     pods = (await admin.list(PODS, namespace))["items"]

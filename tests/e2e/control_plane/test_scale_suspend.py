@@ -132,7 +132,7 @@ async def test_scale(place: Place, controller: ControllerProcess) -> None:
     with pytest.raises(KubectlError, match="should be greater than or equal to 1"):
         await place.kubectl("scale", "tj/x", "--replicas=0")
     restarts = (await place.admin.get(TRAINJOBS, place.namespace, "x"))["status"]["restarts"]
-    assert not restarts.get("charged")
+    assert not restarts.get("counted")
 
 
 async def test_suspend_and_continue(place: Place, controller: ControllerProcess) -> None:

@@ -129,7 +129,7 @@ def test_a_quota_that_refuses_a_pod_is_reported_until_it_is_lifted(
     wait_for(installed, restricted, "many", "condition=Running")
     touch(installed, restricted, "many", "go")
     job = wait_for(installed, restricted, "many", "condition=Complete")
-    assert job["status"]["restarts"]["charged"] == 0
+    assert job["status"]["restarts"]["counted"] == 0
 
 
 def test_a_service_in_the_way_is_reported_until_it_is_gone(
@@ -251,5 +251,5 @@ def test_of_two_jobs_that_are_half_placed_each_makes_room(installed: NodeCluster
     )
     installed.kubectl("label", "node", name, "example.com/half=yes", "--overwrite")
     jobs = [wait_for(installed, restricted, job, "condition=Complete") for job in ("first", "second")]
-    assert sum(job["status"]["restarts"]["uncharged"] for job in jobs) >= 1
-    assert {job["status"]["restarts"]["charged"] for job in jobs} == {0}
+    assert sum(job["status"]["restarts"]["notCounted"] for job in jobs) >= 1
+    assert {job["status"]["restarts"]["counted"] for job in jobs} == {0}

@@ -185,7 +185,7 @@ def test_a_job_is_profiled_and_scaled_and_preempted_and_continues(
     status = trains_on(installed, namespace, "scaled", "1 worker")
     resumed(installed, namespace, reached)
     events = installed.kubectl("get", "events", "-n", namespace)
-    assert (status["restarts"]["charged"], status["restarts"]["uncharged"]) == (0, 1), f"{status}\n{events}"
+    assert (status["restarts"]["counted"], status["restarts"]["notCounted"]) == (0, 1), f"{status}\n{events}"
     installed.delete("tj", "scaled", namespace=namespace)
 
 
@@ -200,7 +200,7 @@ def test_training_continues_without_a_worker_that_is_unavailable(
     make_room(installed, node, 2)
     status = trains_on(installed, namespace, "short", "2 workers")
     assert not status["worker"].get("unavailable")
-    assert status["restarts"]["charged"] == 0
+    assert status["restarts"]["counted"] == 0
     assert installed.get("tj", "short", namespace=namespace)["spec"]["worker"]["replicas"] == 2
     assert worlds(installed, namespace) == {"0": ["2", "1", "2"], "1": ["2", "2"]}
     touch(installed, namespace, "short", "go")

@@ -58,7 +58,7 @@ def finish(cluster: NodeCluster, namespace: str) -> dict[str, Any]:
 def test_a_process_that_is_killed_restarts_in_its_pod(installed: NodeCluster, restricted: str) -> None:
     before = start(installed, restricted)
     run(installed, restricted, before["1"], 'kill -9 "$(cat /output/worker-1.pid)"')
-    wait_for(installed, restricted, "toy", "jsonpath={.status.restarts.charged}=1")
+    wait_for(installed, restricted, "toy", "jsonpath={.status.restarts.counted}=1")
     for index in ("0", "1"):  # the peer, too
         script = f"until [ -e /output/worker-{index}.2 ]; do sleep 0.1; done"
         run(installed, restricted, before[index], script)
@@ -70,7 +70,7 @@ def test_a_process_that_is_killed_restarts_in_its_pod(installed: NodeCluster, re
     assert re.search(r"worker 1 on node \S+ was killed \(SIGKILL", story)
     assert "restarted in place" in story
     status = finish(installed, restricted)
-    assert (status["restarts"]["charged"], status["restarts"]["uncharged"]) == (1, 0)
+    assert (status["restarts"]["counted"], status["restarts"]["notCounted"]) == (1, 0)
 
 
 def test_the_leading_agents_pod_is_replaced_alone(installed: NodeCluster, restricted: str) -> None:
@@ -82,7 +82,7 @@ def test_the_leading_agents_pod_is_replaced_alone(installed: NodeCluster, restri
     assert uid_of(after["1"]) == uid_of(before["1"])
     assert uid_of(after["0"]) != uid_of(before["0"])
     status = finish(installed, restricted)
-    assert (status["restarts"]["charged"], status["restarts"]["uncharged"]) == (0, 1)
+    assert (status["restarts"]["counted"], status["restarts"]["notCounted"]) == (0, 1)
 
 
 def test_what_the_agents_need_is_there_and_the_token_goes_with_the_jobs_end(

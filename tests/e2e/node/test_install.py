@@ -138,7 +138,7 @@ def test_running_jobs_survive(reinstalled: NodeCluster, restricted: str, tmp_pat
     finish(cluster, restricted)
     wait_for(cluster, "Complete", restricted, "long")
     status = cluster.get("tj", "long", namespace=restricted)["status"]
-    assert (status["restarts"]["charged"], status["restarts"]["uncharged"]) == (0, 0), json.dumps(status)
+    assert (status["restarts"]["counted"], status["restarts"]["notCounted"]) == (0, 0), json.dumps(status)
     helm(cluster, "uninstall", "renamed")
 
 

@@ -44,7 +44,7 @@ def test_digits_train_and_are_scored(installed: NodeCluster, restricted: str) ->
     )
     assert status["evaluation"]["step"] == status["progress"]["step"]
     assert float(status["evaluation"]["metrics"]["accuracy"]) > 0.97
-    assert status["restarts"]["charged"] == 0
+    assert status["restarts"]["counted"] == 0
     _events_tell_the_story(installed, restricted)
     _pods_hold_no_token(installed, restricted)
     _a_second_look_is_a_table(installed, restricted)
@@ -134,7 +134,7 @@ def test_parameter_servers_and_a_worker_that_goes(installed: NodeCluster, restri
     assert status["state"] == "Complete", json.dumps(status, indent=1)
     assert status["progress"]["step"] == status["progress"]["totalSteps"] == status["evaluation"]["step"]
     assert float(status["evaluation"]["metrics"]["accuracy"]) > 0.93
-    assert status["restarts"]["charged"] == 0
+    assert status["restarts"]["counted"] == 0
     chief = f"trainjob.dev/job={name},trainjob.dev/role=chief"
     log = installed.kubectl("logs", "-l", chief, "-n", restricted, "--tail=-1")
     assert "Epoch 20/20" in log

@@ -105,7 +105,7 @@ def completed(cluster: NodeCluster, claim: Claim) -> dict[str, Any]:
     story = describe(cluster, claim.namespace, "digits")
     assert status["state"] == "Complete", story
     assert status["progress"]["step"] == status["progress"]["totalSteps"], story
-    assert status["restarts"]["charged"] == 0, story
+    assert status["restarts"]["counted"] == 0, story
     return status
 
 

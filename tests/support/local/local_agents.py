@@ -43,7 +43,7 @@ while True:
     heard = json.dumps({"order": order, "by": place["pod"]})  # in a text that is kept of a report
     failure = {"replica": place["replica"], "reason": "Heard", "message": heard}
     report = {"type": "report", "phase": "running", "failure": failure, "members": {}}
-    report["restarts"] = {"charged": order.get("maxRestarts", 0)}
+    report["restarts"] = {"counted": order.get("maxRestarts", 0)}
     payload = json.dumps(report).encode()
     client.sendall((32 + len(payload)).to_bytes(4, "big") + tag(key, b"S", payload) + payload)
     client.close()

@@ -21,9 +21,9 @@ class Agents:
     world: World
     phase: str = "meeting"
     attempt: int = 0
-    charged: int = 0
-    uncharged: int = 0
-    refunded: int = 0
+    counted: int = 0
+    not_counted: int = 0
+    reset: int = 0
     failure: dict[str, Any] | None = None
     lost: dict[str, float] = field(default_factory=dict)
     state_of_lost: str = "lost"
@@ -44,20 +44,20 @@ class Agents:
         self.tell()
 
     def fail(
-        self, replica: str, *, code: int = 1, message: str = "", charged: bool = True, **more: Any
+        self, replica: str, *, code: int = 1, message: str = "", counted: bool = True, **more: Any
     ) -> None:
         """A training process ends badly, and all are stopped to meet again."""
         self.phase = "meeting"
-        self._count(replica, code=code, message=message, charged=charged, **more)
+        self._count(replica, code=code, message=message, counted=counted, **more)
 
     def fail_alone(self, replica: str, *, code: int = 1, message: str = "", **more: Any) -> None:
         """A worker's training process ends badly, and is started again while the others train on."""
         self.attempt += 1
-        self._count(replica, code=code, message=message, charged=True, alone=True, **more)
+        self._count(replica, code=code, message=message, counted=True, alone=True, **more)
 
-    def _count(self, replica: str, *, code: int, message: str, charged: bool, **more: Any) -> None:
-        self.charged += int(charged)
-        self.uncharged += int(not charged)
+    def _count(self, replica: str, *, code: int, message: str, counted: bool, **more: Any) -> None:
+        self.counted += int(counted)
+        self.not_counted += int(not counted)
         self.failure = {
             "replica": replica,
             "pod": self._pod_of(replica)["metadata"]["name"],
@@ -65,7 +65,7 @@ class Agents:
             "reason": "Crashed",
             "exitCode": code,
             "message": message,
-            "charged": charged,
+            "counted": counted,
             **more,
         }
         self.tell()
@@ -108,7 +108,7 @@ class Agents:
     @property
     def restarts(self) -> dict[str, int]:
         """What they know of restarts."""
-        counts = {"charged": self.charged, "uncharged": self.uncharged, "refunded": self.refunded}
+        counts = {"counted": self.counted, "notCounted": self.not_counted, "reset": self.reset}
         return {"attempt": self.attempt, **counts}
 
     def _member(self, pod: dict[str, Any]) -> dict[str, Any]:

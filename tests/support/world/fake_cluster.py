@@ -66,18 +66,22 @@ class FakeCluster:
         if job is None:
             return None
         pods = self.pods(key)
+        claim = ("PersistentVolumeClaim", key.namespace, f"{key.name}-output")
+        related = {
+            "Service": self._objects.get(("Service", key.namespace, key.name)),
+            "PersistentVolumeClaim": self._objects.get(claim),
+            "NetworkPolicy": self._objects.get(("NetworkPolicy", key.namespace, key.name)),
+            "PodGroup": self.pod_group(key),
+            "Workload": self.workload(key) or self._prebuilt_of(job),
+        }
         return Snapshot(
             job=deepcopy(job),
             pods=tuple(deepcopy(pods)),
-            service=deepcopy(self._objects.get(("Service", key.namespace, key.name))),
-            claim=deepcopy(self._objects.get(("PersistentVolumeClaim", key.namespace, f"{key.name}-output"))),
-            network_policy=deepcopy(self._objects.get(("NetworkPolicy", key.namespace, key.name))),
+            related={kind: deepcopy(one) for kind, one in related.items() if one is not None},
             progress=dict(self._progress),
             agent_report=deepcopy(self._agent_reports.get(key)),
-            workload=deepcopy(self.workload(key) or self._prebuilt_of(job)),
             queue_position=self.queue_positions.get(key),
             queue_objects=tuple(deepcopy(o) for o in self._objects.values() if o["kind"] in _QUEUE_KINDS),
-            pod_group=deepcopy(self.pod_group(key)),
             pod_events=dict(self.pod_events),
         )
 

@@ -19,7 +19,6 @@ from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
 from trainjob.cluster import ClusterError, Unavailable
 from trainjob.core.conditions import is_finished, is_true
-from trainjob.core.failure import used
 
 LIVE = "trainjob.dev/live"
 MAX_RESTARTS = 1
@@ -101,7 +100,7 @@ class Life:
         agents = self.agents
         assert agents is not None
         target = self.world.cluster.targets.get(self.world.key) or {}
-        agents.charged = max(agents.charged, target.get("restarts", {}).get("charged", 0))
+        agents.counted = max(agents.counted, target.get("restarts", {}).get("counted", 0))
         trainees = [p for p in self.training if p["metadata"]["labels"].get(LIVE)]
         running = [p for p in trainees if p["status"]["phase"] == "Running"]
         if thing == "meet" and running and len(running) == len(trainees):
@@ -126,12 +125,12 @@ class Life:
     def fail_child(self, agents: Agents, pod: dict[str, Any]) -> None:
         """A training process crashes; the agents restart all, or give up."""
         replica = f"worker-{pod['metadata']['labels']['trainjob.dev/index']}"
-        if agents.charged < MAX_RESTARTS:
+        if agents.counted < MAX_RESTARTS:
             agents.fail(replica, message="ValueError: boom")
             return
-        spent = agents.charged
+        spent = agents.counted
         agents.fail(replica, message="ValueError: boom")
-        agents.charged = spent
+        agents.counted = spent
         for each in self.training:
             if each["status"]["phase"] == "Running":
                 self.world.cluster.end_pod(each, 85, message=json.dumps(agents.words()))
@@ -200,7 +199,7 @@ class Life:
             and (self.agents is None or not self.is_given_up(p))
         ]
         assert _most_of_one_replica(able_to_run) <= 1, "two worker processes in one replica"
-        assert used(status.restarts) <= MAX_RESTARTS
+        assert status.restarts.counted <= MAX_RESTARTS
         assert {each.replica for each in status.stragglers} <= set(status.stragglers_reported)
         if self.terminal is not None:
             assert is_finished(status), "a terminal state was left"

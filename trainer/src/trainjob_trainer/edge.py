@@ -288,7 +288,7 @@ def leave(task: Task | None, progress: ProgressFile, error: TrainerError) -> NoR
     """Log and report the error, and end the process."""
     who = f"{task.replica}: " if task else ""
     print(f"trainjob: {who}{error.reason}: {error}", file=sys.stderr)
-    progress.fail(error.reason, str(error))
+    progress.fail(error.reason, str(error), error.replicas)
     exit_now(int(error.exit_code))
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Sequence
 from socket import EAI_AGAIN
 from typing import ClassVar
 
@@ -39,10 +40,12 @@ class TrainerError(Exception):
     Attributes:
         exit_code: of the process if the error is not caught.
         reason: the name of the class, for status and events.
+        replicas: those that the failure is about, if not only the one that raises it.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.INVALID_CONFIGURATION
     reason: ClassVar[str] = "TrainerError"
+    replicas: tuple[str, ...] = ()
 
     def __init_subclass__(cls) -> None:
         cls.reason = cls.__name__
@@ -133,9 +136,13 @@ class NotFinite(TrainerError):
 
 
 class WeightsDiverged(TrainerError):
-    """This worker's weights differ from the others', or it is unknown whose are right."""
+    """This worker's weights differ from the others', or it is unknown whose are right: `replicas` has all."""
 
     exit_code = ExitCode.WEIGHTS_DIVERGED
+
+    def __init__(self, message: str, replicas: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.replicas = tuple(replicas)
 
 
 class NcclFailed(TrainerError):

@@ -24,9 +24,9 @@ class Condition(Reported):
     """One fact about the job, in the form that `kubectl wait` reads."""
 
     type: Word = Field(description="Queued, Running, Restarting, Suspended, Complete or Failed.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    reason: Word = Field("", description="One word, for programs.")
-    message: Sentence = Field("", description="One sentence, for people.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
+    reason: Word = Field("", description="The reason in one word, for programs.")
+    message: Sentence = Field("", description="The reason in one sentence, for people.")
     last_transition_time: Timestamp = Field(description="When status last changed.")
     observed_generation: Int64 | None = Field(None, description="The generation that this is about.")
 
@@ -34,9 +34,9 @@ class Condition(Reported):
 class WorkerStatus(Reported):
     """The workers, as the scale subresource and the WORKERS column show them."""
 
-    active: NotNegative = Field(0, description="Workers whose pods exist and haven't ended.")
-    ready: NotNegative = Field(0, description="Workers whose pods are ready.")
-    size: NotNegative | None = Field(None, description="Workers that training was last resized to.")
+    active: NotNegative = Field(0, description="Number of workers whose pods exist and haven't ended.")
+    ready: NotNegative = Field(0, description="Number of workers whose pods are ready.")
+    size: NotNegative | None = Field(None, description="Number of workers that training was last resized to.")
     unavailable: Annotated[tuple[Word, ...], Strict(False)] = Field(
         (), description="Unavailable workers: training continues without them (minReplicas)."
     )
@@ -47,25 +47,27 @@ class WorkerStatus(Reported):
 
 
 class Restarts(Reported):
-    """How often training was restarted."""
+    """Counts of the restarts."""
 
-    charged: NotNegative = Field(0, description="Restarts that count against maxRestarts.")
-    uncharged: NotNegative = Field(0, description="Restarts after preemption, lost nodes and the like.")
-    refunded: NotNegative = Field(
-        0, description="Charged restarts that count no more: training has come further since."
+    counted: NotNegative = Field(0, description="Number of restarts that count against maxRestarts now.")
+    not_counted: NotNegative = Field(
+        0, description="Number of restarts after preemption, lost nodes and the like, which don't count."
     )
-    since_progress: NotNegative = Field(0, description="Restarts in a row without a new step.")
+    reset: NotNegative = Field(
+        0, description="Number of restarts that count no more, since training has got further."
+    )
+    since_progress: NotNegative = Field(0, description="Number of restarts since the latest new step.")
     furthest_step: Int64 | None = Field(None, description="The furthest step at which training has failed.")
-    steps_lost: NotNegative = Field(
-        0, description="Steps that were done and had to be done again, as far as they were reported."
-    )
+    steps_lost: NotNegative = Field(0, description="Number of reported steps that had to be done again.")
     reached_step: Int64 | None = Field(
         None, description="The step before the latest restart, until it is known where training continues."
     )
-    same: NotNegative = Field(0, description="How many times in a row the latest failure was the same.")
+    same_failures: NotNegative = Field(
+        0, description="How many times in a row the latest failure has occurred."
+    )
     last_time: Timestamp | None = Field(None, description="When the latest restart was decided.")
     next_time: Timestamp | None = Field(None, description="When training starts again after a start timeout.")
-    replaced: Annotated[tuple[Named, ...], Strict(False)] = Field(
+    replaced_pods: Annotated[tuple[Named, ...], Strict(False)] = Field(
         (), description="Pods that the latest decision replaces."
     )
     diverged_nodes: Annotated[tuple[Named, ...], Strict(False)] = Field(
@@ -73,63 +75,72 @@ class Restarts(Reported):
     )
 
 
-class Spent(Reported):
+class StateSeconds(Reported):
     """Where the job's time has gone, in whole seconds, up to the latest change of its state."""
 
-    starting: NotNegative = Field(0, description="Until training first ran, and after a suspension.")
-    training: NotNegative = Field(0, description="While training ran.")
-    restarting: NotNegative = Field(0, description="From each failure until training ran again.")
-    evaluating: NotNegative = Field(0, description="After training, until the final checkpoint was scored.")
-    suspended: NotNegative = Field(0, description="While the user held it.")
-    queued: NotNegative = Field(0, description="While its queue held it.")
+    starting: NotNegative = Field(
+        0, description="Seconds until training first ran, and after each suspension."
+    )
+    training: NotNegative = Field(0, description="Seconds in which training ran.")
+    restarting: NotNegative = Field(0, description="Seconds from each failure until training ran again.")
+    evaluating: NotNegative = Field(
+        0, description="Seconds from the end of training until the final checkpoint was scored."
+    )
+    suspended: NotNegative = Field(0, description="Seconds in which it was suspended.")
+    queued: NotNegative = Field(0, description="Seconds in its queue.")
     since: Timestamp | None = Field(None, description="When the state last changed.")
 
 
 class Progress(Reported):
     """How far training is, as worker 0 or the chief reported it last."""
 
-    attempt: Int64 | None = Field(None, description="The attempt that this is from.")
-    step: Int64 | None = Field(None, description="Steps done.")
-    state: Word = Field("", description="What it does, such as training, saving or evaluating.")
-    since: Timestamp | None = Field(None, description="Since when: its last new step or other state.")
-    total_steps: Int64 | None = Field(None, description="Steps in all, when known.")
+    attempt: Int64 | None = Field(None, description="The attempt that reported it.")
+    step: Int64 | None = Field(None, description="Number of steps done.")
+    state: Word = Field("", description="The activity, such as training, saving or evaluating.")
+    since: Timestamp | None = Field(None, description="Time of the latest new step or state.")
+    total_steps: Int64 | None = Field(None, description="Number of steps in all, when known.")
     epoch: Int64 | None = Field(None, description="The current epoch, the first is 1.")
-    eta: Word | None = Field(None, description="Time left, such as 3m20s.")
-    examples_per_second: Figure | None = Field(None, description="Examples a second of all workers together.")
+    eta: Word | None = Field(None, description="Estimated time left, such as 3m20s.")
+    examples_per_second: Figure | None = Field(
+        None, description="Examples a second, of all workers together."
+    )
     global_batch: Int64 | None = Field(None, description="Examples a step, of all workers together.")
-    metrics: Metrics = Field(default_factory=dict, description="Latest values, loss included, as strings.")
-    step_seconds: Seconds = Field(default_factory=dict, description="What a step takes, by replica.")
+    metrics: Metrics = Field(default_factory=dict, description="The latest metrics by name, loss included.")
+    step_seconds: Seconds = Field(default_factory=dict, description="Seconds of a step, by replica.")
     work_seconds: Seconds = Field(
-        default_factory=dict, description="What each replica's own share of a step takes, without waits."
+        default_factory=dict, description="Seconds of a step in which the replica itself works, by replica."
     )
     input_seconds: Seconds = Field(
-        default_factory=dict, description="What of that each replica waits for its data."
+        default_factory=dict,
+        description="Seconds of its work in which the replica waits for its data, by replica.",
     )
-    time: Timestamp | None = Field(None, description="When this was reported.")
+    time: Timestamp | None = Field(None, description="Time of the report.")
 
 
 class Straggler(Reported):
     """A replica that all others wait for in every step."""
 
-    replica: Word = Field("", description="Such as worker-2.")
+    replica: Word = Field("", description="Name of the replica, such as worker-2.")
     node: Named = Field("", description="Name of its node.")
-    work_seconds: Figure = Field(0.0, description="Its own work in a step.")
-    median_seconds: Figure = Field(0.0, description="The median of the others.")
+    work_seconds: Figure = Field(0.0, description="Seconds of its own work in a step.")
+    median_seconds: Figure = Field(0.0, description="Seconds of the others' work in a step, the median.")
 
 
 class OutputStatus(Reported):
-    """What lies in the output."""
+    """The content of the output."""
 
-    path: Path = Field("", description="The job's folder.")
+    path: Path = Field("", description="Path of the job's folder in the volume.")
     checkpoint_step: Int64 | None = Field(None, description="Step of the newest whole checkpoint.")
-    checkpoint_time: Timestamp | None = Field(None, description="When that checkpoint was first seen.")
+    checkpoint_time: Timestamp | None = Field(
+        None, description="Time at which that checkpoint was first seen."
+    )
 
 
 class Evaluation(Reported):
     """The evaluator's latest result."""
 
     step: Int64 = Field(description="Step of the checkpoint that was evaluated.")
-    metrics: Metrics = Field(default_factory=dict, description="The results by name.")
+    metrics: Metrics = Field(default_factory=dict, description="The metrics by name.")
 
 
 class FirstFailure(Reported):
@@ -137,9 +148,9 @@ class FirstFailure(Reported):
 
     pod: Named = Field("", description="Name of the pod.")
     node: Named = Field("", description="Name of its node.")
-    rank: Word = Field("", description="The replica, such as worker-1.")
-    reason: Word = Field("", description="One word, as in the table of exit codes.")
-    message: Sentence = Field("", description="One sentence.")
+    rank: Word = Field("", description="Name of the replica, such as worker-1.")
+    reason: Word = Field("", description="The reason in one word, as in the table of exit codes.")
+    message: Sentence = Field("", description="The failure in one sentence.")
     exit_code: Int64 | None = Field(
         None, description="Exit code of the training process, or of the init container."
     )
@@ -159,21 +170,26 @@ class TrainJobStatus(Reported):
     start_time: Timestamp | None = Field(None, description="When the controller first acted on the job.")
     first_step_time: Timestamp | None = Field(None, description="When the first step was reported.")
     completion_time: Timestamp | None = Field(None, description="When the job finished, well or not.")
-    worker: WorkerStatus | None = Field(None, description="The workers.")
-    restarts: Restarts = Field(default_factory=Restarts, description="How often training was restarted.")
-    spent: Spent = Field(default_factory=Spent, description="Where the time has gone, in seconds.")
+    worker: WorkerStatus | None = Field(None, description="Counts of the workers.")
+    restarts: Restarts = Field(default_factory=Restarts, description="Counts of the restarts.")
+    state_seconds: StateSeconds = Field(
+        default_factory=StateSeconds,
+        description="Seconds of the job's time in each state, until the latest change.",
+    )
     attempt: Int64 | None = Field(None, description="The current attempt, the first is 1.")
-    progress: Progress | None = Field(None, description="How far training is.")
+    progress: Progress | None = Field(
+        None, description="The progress of training, as worker 0 or the chief reported it last."
+    )
     stragglers: Annotated[tuple[Straggler, ...], Strict(False)] = Field(
         (), description="Replicas that all others wait for in every step."
     )
     stragglers_reported: Annotated[tuple[Word, ...], Strict(False)] = Field(
-        (), description="Those of this attempt that there was an event for."
+        (), description="Stragglers of this attempt that have had an event."
     )
-    output: OutputStatus | None = Field(None, description="What lies in the output.")
+    output: OutputStatus | None = Field(None, description="The content of the output.")
     evaluation: Evaluation | None = Field(None, description="The evaluator's latest result.")
     first_failure: FirstFailure | None = Field(
-        None, description="The failure behind the end or last restart."
+        None, description="The failure that caused the end or the latest restart."
     )
     notices: Annotated[tuple[Notice, ...], Strict(False)] = Field(
         (),

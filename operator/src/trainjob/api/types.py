@@ -42,23 +42,27 @@ class Role(Part):
     )
     resources: KubernetesObject | None = Field(
         None,
-        description="Replaces the trainer container's resources.",
+        description="The trainer container's resources, instead of the template's.",
         examples=['{limits: {nvidia.com/gpu: "1"}}'],
     )
     env: KubernetesObjects | None = Field(
         None,
-        description="Replaces the trainer container's env.",
+        description="The trainer container's env, instead of the template's.",
         examples=["[{name: TF_CPP_MIN_LOG_LEVEL, value: '1'}]"],
     )
     node_selector: NodeSelector | None = Field(
-        None, description="Replaces the pod's nodeSelector.", examples=["{pool: gpu}"]
+        None, description="The pod's nodeSelector, instead of the template's.", examples=["{pool: gpu}"]
     )
     tolerations: KubernetesObjects | None = Field(
-        None, description="Replaces the pod's tolerations.", examples=["[{key: gpu, operator: Exists}]"]
+        None,
+        description="The pod's tolerations, instead of the template's.",
+        examples=["[{key: gpu, operator: Exists}]"],
     )
-    affinity: KubernetesObject | None = Field(None, description="Replaces the pod's affinity.")
+    affinity: KubernetesObject | None = Field(
+        None, description="The pod's affinity, instead of the template's."
+    )
     priority_class_name: Name | None = Field(
-        None, description="Replaces the pod's priorityClassName.", examples=["batch-low"]
+        None, description="The pod's priorityClassName, instead of the template's.", examples=["batch-low"]
     )
 
 
@@ -67,24 +71,27 @@ class WorkerRole(Role):
 
     replicas: Replicas = Field(1, description="Number of workers; kubectl scale changes it.")
     min_replicas: Replicas | None = Field(
-        None, description="The fewest workers that training may continue with; absent: as many as replicas."
+        None, description="The fewest workers that training may continue with. Defaults to replicas."
     )
 
 
 class ChiefRole(Role):
     """The one replica that writes checkpoints or, with parameter servers, coordinates the training."""
 
-    replicas: Annotated[int, Field(ge=1, le=1), Int32, Whole] = Field(1, description="There is one chief.")
+    replicas: Annotated[int, Field(ge=1, le=1), Int32, Whole] = Field(
+        1, description="Number of chiefs, which is 1."
+    )
 
 
 class EvaluatorRole(Role):
     """The replica that scores each checkpoint beside the training."""
 
     replicas: Annotated[int, Field(ge=0, le=1), Int32, Whole] = Field(
-        1, description="1 for an evaluator, 0 for none."
+        1, description="Number of evaluators, 1 or 0."
     )
     completion_timeout_seconds: Positive = Field(
-        600, description="How long the job waits for the evaluator's last result after training has ended."
+        600,
+        description="Seconds that the job waits for the evaluator's last result after training has ended.",
     )
 
 
@@ -98,20 +105,24 @@ class Claim(Part):
     """A PersistentVolumeClaim: one that exists (claimName), or one that the job creates (size)."""
 
     claim_name: Name | None = Field(
-        None, description="A claim that exists in the job's namespace.", examples=["training"]
+        None, description="Name of a claim in the job's namespace.", examples=["training"]
     )
     size: Annotated[str, Field(min_length=1, max_length=32)] | None = Field(
-        None, description="Creates a claim of this size for the job.", examples=["10Gi"]
+        None, description="Size of a claim that is created for the job.", examples=["10Gi"]
     )
     storage_class_name: Name | None = Field(
         None,
-        description="Storage class of the created claim; absent: the default one.",
+        description="Storage class of the created claim. Defaults to the cluster's default class.",
         examples=["nfs"],
     )
     access_modes: Annotated[tuple[AccessMode, ...], Strict(False), Field(min_length=1, max_length=3)] = Field(
-        ("ReadWriteMany",), description="Access modes of the created claim; all replicas write into it."
+        ("ReadWriteMany",),
+        description="Access modes of the created claim, into which all replicas write."
+        " Defaults to ReadWriteMany.",
     )
-    retain: bool = Field(False, description="Keeps the created claim when the job is deleted.")
+    retain: bool | None = Field(
+        None, description="Whether the created claim stays when the job is deleted. Defaults to false."
+    )
 
 
 class Nfs(Part):
@@ -119,7 +130,7 @@ class Nfs(Part):
 
     server: Name = Field(description="Name or address of the NFS server.", examples=["nfs.example.com"])
     path: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
-        description="The exported folder, an absolute path.", examples=["/exports/training"]
+        description="Absolute path of the exported folder.", examples=["/exports/training"]
     )
 
 
@@ -150,7 +161,7 @@ class Output(Part):
         None, description="A claim that ends with its pod; only for a job of one replica."
     )
     mount_path: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
-        "/output", description="Where the volume is mounted in the trainer container."
+        "/output", description="Absolute path at which the trainer container has the volume."
     )
     resume: Literal["Auto", "Never"] = Field(
         "Auto",
@@ -169,7 +180,7 @@ class Code(Part):
         examples=["digits-code-5ed8a1c0"],
     )
     digest: Annotated[str, Field(min_length=64, max_length=64)] = Field(
-        description="SHA-256 of the packed files, in hex: with others no training starts."
+        description="SHA-256 of the packed files, in hex; training doesn't start with other files."
     )
 
 
@@ -192,12 +203,12 @@ class TrainJobSpec(Part):
     )
     evaluator: EvaluatorRole = Field(
         default_factory=EvaluatorRole,
-        description="The replica that scores each checkpoint; there is one by default.",
+        description="The replica that scores each checkpoint. Defaults to one.",
         examples=["{replicas: 0}"],
         json_schema_extra={"default": {}},
     )
     output: Output = Field(
-        description="Where checkpoints and logs go.", examples=["{claim: {claimName: training}}"]
+        description="The volume of checkpoints and logs.", examples=["{claim: {claimName: training}}"]
     )
     code: Code | None = Field(
         None,
@@ -212,21 +223,23 @@ class TrainJobSpec(Part):
             "{spec: {containers: [{name: trainer, image: ghcr.io/acme/digits:1, command: [python, a.py]}]}}",
         ],
     )
-    suspend: bool = Field(False, description="Stops the pods, or doesn't create them, until it is false.")
+    suspend: bool = Field(False, description="Whether the job is held: it has no pods while this is true.")
     active_deadline_seconds: Positive | None = Field(
-        None, description="The job fails when it has run for longer than this, restarts included."
+        None,
+        description="Seconds that the job may run, restarts included, before it fails. Defaults to no limit.",
     )
     ttl_seconds_after_finished: NotNegative | None = Field(
-        None, description="The job is deleted this long after it has finished; absent: it stays."
+        None, description="Seconds after its end until the job is deleted. Defaults to never."
     )
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
         None,
-        description="The controller that manages the job; absent: this one.",
+        description="The controller that manages the job. Defaults to this one.",
         examples=["kueue.x-k8s.io/multikueue"],
     )
     max_restarts: NotNegative = Field(
         3,
-        description="Restarts after program failures since the latest progress; lost nodes don't count.",
+        description="Restarts after failures of the program, since the latest progress;"
+        " lost nodes don't count.",
     )
     restart_strategy: Literal["InPlace", "Recreate"] = Field(
         "InPlace",
@@ -234,18 +247,17 @@ class TrainJobSpec(Part):
     )
     warm_standby: bool = Field(
         False,
-        description="Keeps the next training process ready, TensorFlow imported: a restart is seconds sooner,"
-        " for some 550 MB a pod.",
+        description="Whether a second process waits with TensorFlow imported: restarts are seconds sooner,"
+        " for 550 MB a pod.",
     )
     start_timeout_seconds: Positive = Field(
         600,
-        description="How long a replica may wait for a node; then all yield theirs, and try again. "
-        "Pods that have nodes are waited for.",
+        description="Seconds that a replica may wait for a node before all give up theirs and try again.",
     )
     stall_timeout_seconds: Positive | None = Field(
         None,
-        description="Restarts training after this long without a step; "
-        "a process's first, validation and saving have at least 600 s.",
+        description="Seconds without a step until training restarts; the first step, validation and saving"
+        " have at least 600. Defaults to never.",
     )
 
 
@@ -261,10 +273,10 @@ class TrainJob(Part):
     kind: Literal["TrainJob"] = Field(description="Kind of the object.", examples=["TrainJob"])
     metadata: ObjectMeta = Field(description="Standard metadata.", examples=["{name: digits}"])
     spec: TrainJobSpec = Field(
-        description="What is wanted.", examples=["{worker: ..., output: ..., template: ...}"]
+        description="The desired job.", examples=["{worker: ..., output: ..., template: ...}"]
     )
     status: TrainJobStatus = Field(
-        default_factory=TrainJobStatus, description="What the controller last saw; set by it alone."
+        default_factory=TrainJobStatus, description="The observed job, which the controller alone writes."
     )
 
 

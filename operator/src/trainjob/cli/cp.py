@@ -80,7 +80,7 @@ _EXITS = {
 @cluster_options
 @ends_quietly
 def cp(source: str, target: Path, timeout: float | None, where: ClusterOptions) -> None:
-    """Copy a file or folder of the output of the TrainJob NAME to TARGET, which must not exist.
+    """Copy a file or folder of the output of the TrainJob NAME to TARGET, or into it if it is a folder.
 
     PATH is relative to the job's output: model, checkpoints, logs; without one all of the output is copied.
     TARGET appears when it is complete. NAME is a run on this machine, or else a job in the cluster.
@@ -91,6 +91,8 @@ def cp(source: str, target: Path, timeout: float | None, where: ClusterOptions) 
     name, colon, path = source.partition(":")
     if not name or not colon:
         raise click.UsageError(f"{source!r} names no files of a job: write NAME:PATH, such as digits:model")
+    if target.is_dir():
+        target /= Path(path.strip("/") or name).name
     progress = CopyProgress()
 
     async def work() -> Copied:

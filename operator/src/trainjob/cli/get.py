@@ -48,7 +48,7 @@ def job_row(job: JobView, now: datetime, *, wide: bool, namespaces: bool) -> tup
         status.worker.summary if status.worker and status.worker.summary else "",
         format_count(progress.step, progress.total_steps) if progress else "",
         (progress.eta if progress and not job.is_over else None) or "",
-        str(status.restarts.charged),
+        str(status.restarts.counted),
         short_duration(now - job.created_at) if job.created_at else "",
     )
     message = (printable(job.message).replace("\n", " "),) if wide else ()

@@ -98,7 +98,7 @@ def draw(job: JobView, history: History, lines: Iterable[Line] = (), width: int 
 
 def _header(job: JobView) -> Text:
     text = Text.assemble((job.name, "bold"), "  ", (job.state, _STYLES.get(job.state, "")))
-    restarts = job.status.restarts.charged + job.status.restarts.uncharged
+    restarts = job.status.restarts.counted
     facts = (
         f"attempt {job.status.attempt or 1}",
         f"{restarts} restart{'' if restarts == 1 else 's'}" if restarts else "",

@@ -106,7 +106,7 @@ def job_facts(job: JobView) -> Iterator[tuple[str, str]]:
         )
     elif job.status.worker is not None and job.status.worker.summary:
         yield "workers", f"{job.status.worker.summary} ready"
-    restarts = job.status.restarts.charged + job.status.restarts.uncharged
+    restarts = job.status.restarts.counted
     if restarts:
         yield "restarts", str(restarts)
 

@@ -14,7 +14,6 @@ from trainjob.client.log_lines import without_harmless
 from trainjob.client.view import RESTARTS, JobView, Outcome, ReplicaView, describe_pod
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition
-from trainjob.core.failure import used
 from trainjob.core.pods import Pod
 from trainjob.core.stragglers import describe, describe_input
 from trainjob.core.wording import printable, short_duration
@@ -603,10 +602,10 @@ def _facts(job: JobView) -> Iterator[str]:
 
 def _describe_restarts(job: JobView) -> str:
     restarts, attempt = job.status.restarts, job.status.attempt
-    reset = f", {restarts.refunded} more that training has got beyond" if restarts.refunded else ""
-    uncounted = f", {restarts.uncharged} that the job isn't charged for" if restarts.uncharged else ""
+    reset = f", {restarts.reset} more that training has got beyond" if restarts.reset else ""
+    uncounted = f", {restarts.not_counted} that don't count" if restarts.not_counted else ""
     last = f", attempt {attempt}" if attempt else ""
-    return f"{used(restarts)} of {job.spec.get('maxRestarts', 3)}{reset}{uncounted}{last}"
+    return f"{restarts.counted} of {job.spec.get('maxRestarts', 3)}{reset}{uncounted}{last}"
 
 
 def _conditions(job: JobView, now: datetime) -> Iterator[str]:

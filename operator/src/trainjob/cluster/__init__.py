@@ -8,10 +8,10 @@ from trainjob.cluster.protocol import (
     Manifest,
     NotFound,
     Refused,
-    Snapshot,
     Unavailable,
 )
 from trainjob.core.names import JobKey, ObjectRef
+from trainjob.core.observed import Snapshot
 
 __all__ = [
     "AlreadyExists",

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from trainjob.core.names import JobKey, ObjectRef
+from trainjob.core.observed import Snapshot
 
 # Events.
 
@@ -161,42 +162,6 @@ async def happens_within(event: asyncio.Event, seconds: float | None) -> bool:
 
 Manifest = dict[str, Any]
 """One Kubernetes object as JSON."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One job and its objects at one moment.
-
-    Attributes:
-        job: the TrainJob itself, with its status.
-        pods: every pod with this job's label, of any owner, terminating ones included.
-        service: the Service of the job's name, of any owner.
-        claim: the PersistentVolumeClaim of the name that the job would create, of any owner.
-        network_policy: the NetworkPolicy of the job's name, of any owner.
-        progress: the latest progress report of each pod that has one, by pod name
-            (the keys of a report are in `docs/contract.md`).
-        agent_report: the latest report of the job's leading agent (its keys are in `docs/contract.md`), with
-            `age`, the seconds since then, and `unreachableSeconds`, for how long it hasn't answered; None
-            before any agent has answered.
-        workload: the job's Workload at Kueue, or the one of any owner that it names as prebuilt, or None.
-        queue_position: the job's position in its queue, from 1; None if that is unknown.
-        queue_objects: the ResourceFlavors, WorkloadPriorityClasses and PriorityClasses, for a job in a queue.
-        pod_group: the PodGroup of the name that the job's gang has, of any owner, or None.
-        pod_events: the newest Event about pods that are slow to start, by pod name.
-    """
-
-    job: Manifest
-    pods: tuple[Manifest, ...] = ()
-    service: Manifest | None = None
-    claim: Manifest | None = None
-    network_policy: Manifest | None = None
-    progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    agent_report: Mapping[str, Any] | None = None
-    workload: Manifest | None = None
-    queue_position: int | None = None
-    queue_objects: tuple[Manifest, ...] = ()
-    pod_group: Manifest | None = None
-    pod_events: Mapping[str, Manifest] = field(default_factory=dict)
 
 
 class Cluster(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -247,7 +248,7 @@ COLUMNS = (
     {"name": "Workers", "type": "string", "jsonPath": ".status.worker.summary"},
     {"name": "Step", "type": "integer", "jsonPath": ".status.progress.step"},
     {"name": "ETA", "type": "string", "jsonPath": ".status.progress.eta"},
-    {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts.charged"},
+    {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts.counted"},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     {"name": "Message", "type": "string", "jsonPath": ".status.message", "priority": 1},
 )
@@ -268,6 +269,10 @@ def object_schema() -> Schema:
         _finish_role(spec[role]["properties"])
     _finish_output(spec["output"]["properties"])
     _finish_status(fields["status"])
+    for _, part in walk(fields["spec"]):
+        if isinstance(part.get("default"), (str, int)):
+            default = json.dumps(part["default"]) if isinstance(part["default"], bool) else part["default"]
+            part["description"] += f" Defaults to {default}."
     for rule in RULES:
         schema_at(schema, rule.at).setdefault("x-kubernetes-validations", []).append(_validation(rule))
     return schema

@@ -100,7 +100,7 @@ _SECTIONS = (
     ("status.conditions[]", "Conditions"),
     ("status.worker", "Workers as seen"),
     ("status.restarts", "Restarts"),
-    ("status.spent", "Time spent"),
+    ("status.stateSeconds", "Time by state"),
     ("status.progress", "Progress"),
     ("status.stragglers[]", "Stragglers"),
     ("status.output", "Output as seen"),

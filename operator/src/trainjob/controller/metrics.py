@@ -44,7 +44,7 @@ STATES = (
 """Every state; `New` is that of a job without a status."""
 
 _NAME = ("namespace", "name")
-_RESTARTS = ("charged", "uncharged", "refunded")
+_RESTARTS = ("counted", "notCounted", "reset")
 _SPENT = ("starting", "training", "restarting", "evaluating", "suspended", "queued")
 
 
@@ -105,7 +105,7 @@ class JobFigures(Collector):
             for kind in _RESTARTS:
                 _add(restarts, (*name, kind), counts.get(kind))
             for kind in _SPENT:
-                _add(spent, (*name, kind), _part(status, "spent").get(kind))
+                _add(spent, (*name, kind), _part(status, "stateSeconds").get(kind))
         yield from (step, speed, lost, slow, restarts, spent)
 
 
@@ -142,7 +142,7 @@ class JobTimes(Collector):
             name = (job["metadata"].get("namespace", ""), job["metadata"]["name"])
             created = _seconds(job["metadata"].get("creationTimestamp"))
             started = _seconds(status.get("startTime"))
-            changed = _seconds(_part(status, "spent").get("since"))
+            changed = _seconds(_part(status, "stateSeconds").get("since"))
             saved = _seconds(_part(status, "output").get("checkpointTime"))
             word = status.get("state") or "New"
             _add(queue, name, _between(created, started or now))
@@ -359,7 +359,7 @@ class Metrics:
         if before.first_step_time is None and status.first_step_time and status.start_time:
             self._first_step.observe(_length(status.start_time, status.first_step_time))
         if (before.state, status.state) == ("Restarting", "Running"):
-            begin, end = before.spent.since, status.spent.since
+            begin, end = before.state_seconds.since, status.state_seconds.since
             if begin is not None and end is not None:
                 self._training_again.labels(_restart_cause(before)).observe(_length(begin, end))
         if before.completion_time is None and status.completion_time is not None and status.state:

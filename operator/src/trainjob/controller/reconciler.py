@@ -97,6 +97,10 @@ class Reconciler:
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Make one pass over a job, and return when to make the next one, or None to wait for a change.
 
+        The status is written before what it decides is done: after a crash in between, the controller
+        resumes from it. Only the objects of a new job come first, so that pods don't wait for other jobs'
+        statuses; of a large one only what its pods need, since nothing shows whether they have their token.
+
         Raises:
             AlreadyExists, Conflict, NotFound: the job's objects have changed since they were observed.
             ClusterError: a request failed; nothing is lost, try again later.
@@ -107,86 +111,47 @@ class Reconciler:
             self._histories.pop(key, None)
             self._cluster.set_target(key, None)
             return None
-        history = self._history_of(key, snapshot)
+        history, uid = self._histories.get(key), snapshot.job["metadata"]["uid"]
+        if history is None or history.uid != uid:
+            history = self._histories[key] = _CreationHistory(uid)
         history.pods = len(snapshot.pods)
-        observed = self._read(snapshot, history)
+        observed = read_observed(snapshot, self._settings, refusal=history.refusal, restored=history.restored)
         planned = plan(observed, self._clock())
         self._cluster.set_target(key, planned.target)
-        is_new = not snapshot.job.get("status")
-        creates_few = planned.only_creates and len(planned.actions) <= PORTION
-        if is_new and creates_few and not history.status_pending and not history.failed_passes:
-            return await self._create_then_record(history, snapshot, observed, planned)
-        return await self._record_then_act(history, snapshot, observed, planned)
+
+        is_new, is_pending = not snapshot.job.get("status"), history.status_pending
+        # Only once, and only a few: pods that fail, or are many, must not delay the status.
+        is_whole = is_new and planned.only_creates and len(planned.actions) <= PORTION
+        is_whole = is_whole and not is_pending and not history.failed_passes
+        first = tuple(a for a in planned.actions if is_whole or (is_new and isinstance(a, Create)))
+        later = tuple(a for a in planned.actions if not (is_whole or (is_new and isinstance(a, Create))))
+        if first and not is_pending:  # else the pass before has created it
+            at_once = observed.in_place and self._cluster.pods_wait_for_secrets
+            refused = await self._execute_all(history, key, _waves(first) if at_once else _groups(first))
+            if is_whole and refused is None:
+                history.status_pending, history.refusal = True, None
+                return timedelta(0)  # the next pass writes the status, after other jobs' creations
+            is_reported = refused is not None and self._remember(history, refused)
+            if is_whole and is_reported:
+                return timedelta(0)
+            if refused is not None:
+                await self._record(history, snapshot, observed, planned)
+                return timedelta(0) if is_reported else planned.requeue
+        # Before creations for a job that isn't new an unchanged status is written too: that fails if the job
+        # is deleted, since the deletion of its pods may be observed before its own.
+        always = planned.creates and not is_new and history.refusal is None
+        await self._record(history, snapshot, observed, planned, always=always)
+        refused = await self._execute_all(history, key, _groups(later))
+        if refused is not None:
+            return timedelta(0) if self._remember(history, refused) else planned.requeue
+        if planned.creates:
+            history.refusal = None
+        return planned.requeue
 
     def rest(self, key: JobKey) -> float:
         """Return for how many seconds no other pass over this job may begin after the latest one."""
         history = self._histories.get(key)
         return history.pods * REST_SECONDS_A_POD if history is not None and history.pods >= LARGE else 0.0
-
-    async def _create_then_record(
-        self, history: _CreationHistory, snapshot: Snapshot, observed: Observed, planned: Plan
-    ) -> timedelta | None:
-        """Create the objects of a new job first: they don't wait for the status writes of other jobs.
-
-        Only once, and only up to `PORTION` objects: pods that fail must not delay the status.
-        """
-        at_once = observed.in_place and self._cluster.pods_wait_for_secrets
-        groups = _waves(planned.actions) if at_once else _groups(planned.actions)
-        refused = await self._act(history, observed.key, groups)
-        history.status_pending = refused is None
-        if self._remember(history, refused, planned) or refused is None:
-            return timedelta(0)  # the next pass writes the status, after other jobs' creations
-        await self._record(history, snapshot, observed, planned)
-        return planned.requeue
-
-    async def _record_then_act(
-        self, history: _CreationHistory, snapshot: Snapshot, observed: Observed, planned: Plan
-    ) -> timedelta | None:
-        """Write the status first: after a crash in between, the controller resumes from it.
-
-        Before creations for a job that isn't new, an unchanged status is written too. That write fails if
-        the job is deleted: the deletion of its pods may be observed before its own.
-
-        What the pods of a new job need comes before the status: the pods may be there, and wait for it, while
-        nothing shows whether their token is.
-        """
-        is_new = not snapshot.job.get("status")
-        always = planned.creates and not is_new and history.refusal is None
-        first = tuple(a for a in planned.actions if is_new and isinstance(a, Create))
-        later = tuple(a for a in planned.actions if not (is_new and isinstance(a, Create)))
-        refused = None
-        if first and not history.status_pending:  # else the pass before has created it
-            refused = await self._act(history, observed.key, _waves(first))
-        await self._record(history, snapshot, observed, planned, always=always)
-        if refused is None:
-            refused = await self._act(history, observed.key, _groups(later))
-        return timedelta(0) if self._remember(history, refused, planned) else planned.requeue
-
-    def _history_of(self, key: JobKey, snapshot: Snapshot) -> _CreationHistory:
-        uid = snapshot.job["metadata"]["uid"]
-        history = self._histories.get(key)
-        if history is None or history.uid != uid:
-            history = self._histories[key] = _CreationHistory(uid)
-        return history
-
-    def _read(self, snapshot: Snapshot, history: _CreationHistory) -> Observed:
-        return read_observed(
-            job=snapshot.job,
-            pods=snapshot.pods,
-            service=snapshot.service,
-            claim=snapshot.claim,
-            network_policy=snapshot.network_policy,
-            progress=snapshot.progress,
-            refusal=history.refusal,
-            settings=self._settings,
-            agent_report=snapshot.agent_report,
-            workload=snapshot.workload,
-            queue_position=snapshot.queue_position,
-            queue_objects=snapshot.queue_objects,
-            pod_group=snapshot.pod_group,
-            restored=history.restored,
-            pod_events=snapshot.pod_events,
-        )
 
     async def _record(
         self,
@@ -217,77 +182,50 @@ class Reconciler:
             _log.info("%s: event %s: %s", observed.key, event.reason, event.message)
         history.status_pending = False
 
-    async def _act(
-        self, history: _CreationHistory, key: JobKey, groups: Iterable[tuple[Action, ...]]
-    ) -> Refusal | None:
-        """Execute groups of actions, and count failed passes, so that a lasting failure is reported."""
-        try:
-            any_error = history.failed_passes >= MOST_FAILED_PASSES
-            refused = await self._execute_all(key, groups, any_error=any_error)
-        except (AlreadyExists, Unavailable):
-            history.failed_passes += 1
-            raise
-        if refused is None:
-            history.failed_passes = 0
-        return refused
+    def _remember(self, history: _CreationHistory, refused: Refusal) -> bool:
+        """Keep the latest refusal for the next plan, and return whether to plan again at once."""
+        before = history.refusal
+        history.refusal = replace(refused, at=self._clock()).after(before)
+        return before is None or (before.what, before.reason) != (refused.what, refused.reason)
 
     async def _execute_all(
-        self, key: JobKey, groups: Iterable[tuple[Action, ...]], *, any_error: bool
+        self, history: _CreationHistory, key: JobKey, groups: Iterable[tuple[Action, ...]]
     ) -> Refusal | None:
-        """Execute groups of actions in order, up to a creation that is refused.
+        """Execute groups of actions in order, up to a creation that is refused; return that refusal.
 
-        A name that is in use also stops the later groups: pods don't start with a Service of another owner.
-
-        Args:
-            key: the job.
-            groups: what to execute; the actions of one group are sent at once.
-            any_error: whether a creation that fails with any error counts as refused.
+        The actions of a group are sent at once, a portion at a time: if a quota admits fifty pods of a
+        thousand, the others aren't all requested. A name that is in use also stops the later groups: pods
+        don't start with a Service of another owner. After many failed passes any error of a creation counts
+        as its refusal, so that a lasting failure is reported.
         """
-        errors_of_refusal = (Refused, AlreadyExists, Unavailable) if any_error else (Refused,)
+        is_lasting = history.failed_passes >= MOST_FAILED_PASSES
+        refusing = (Refused, AlreadyExists, Unavailable) if is_lasting else (Refused,)
         for group in groups:
-            failed = await self._execute_group(key, group)
+            failed: list[tuple[Action, BaseException]] = []
+            for begin in range(0, len(group), PORTION):
+                portion = group[begin : begin + PORTION]
+                results = await asyncio.gather(
+                    *(self._execute(key, action) for action in portion), return_exceptions=True
+                )
+                outcomes = zip(portion, results, strict=True)
+                failed += [(a, e) for a, e in outcomes if e is not None and not _is_fine(a, e)]
+                if any(_stops(action, error) for action, error in failed):
+                    break
+                await asyncio.sleep(0)  # other tasks run even if the cluster responds at once
             refusals = [
                 _refusal_of(action, error)
                 for action, error in failed
-                if isinstance(action, Creation) and isinstance(error, errors_of_refusal)
+                if isinstance(action, Creation) and isinstance(error, refusing)
             ]
             if refusals:
                 return next((r for r in refusals if r.permanent), refusals[0])
-            errors = [error for _, error in failed]
-            if errors:
-                raise next((e for e in errors if not isinstance(e, AlreadyExists)), errors[0])
+            if failed:
+                errors = [error for _, error in failed]
+                error = next((e for e in errors if not isinstance(e, AlreadyExists)), errors[0])
+                history.failed_passes += isinstance(error, (AlreadyExists, Unavailable))
+                raise error
+        history.failed_passes = 0
         return None
-
-    async def _execute_group(
-        self, key: JobKey, group: tuple[Action, ...]
-    ) -> list[tuple[Action, BaseException]]:
-        """Execute the actions of one group, a portion at a time, and return those that failed.
-
-        A portion starts after the results of the one before: if a quota admits fifty pods of a thousand,
-        the others aren't all requested.
-        """
-        failed: list[tuple[Action, BaseException]] = []
-        for begin in range(0, len(group), PORTION):
-            portion = group[begin : begin + PORTION]
-            results = await asyncio.gather(
-                *(self._execute(key, action) for action in portion), return_exceptions=True
-            )
-            outcomes = zip(portion, results, strict=True)
-            failed += [(a, e) for a, e in outcomes if e is not None and not _is_fine(a, e)]
-            if any(_stops(action, error) for action, error in failed):
-                break
-            await asyncio.sleep(0)  # other tasks run even if the cluster responds at once
-        return failed
-
-    def _remember(self, history: _CreationHistory, refused: Refusal | None, planned: Plan) -> bool:
-        """Keep the latest refusal for the next plan, and return whether to plan again at once."""
-        before = history.refusal
-        if refused is not None:
-            history.refusal = replace(refused, at=self._clock()).after(before)
-            return before is None or (before.what, before.reason) != (refused.what, refused.reason)
-        if planned.creates:
-            history.refusal = None
-        return False
 
     async def _execute(self, key: JobKey, action: Action) -> None:
         if isinstance(action, Creation):
@@ -314,7 +252,7 @@ _WAVES = {"Service": 1, "NetworkPolicy": 1, "ConfigMap": 1, "Secret": 2}
 """When what a job has beside its pods is created; the pods, and what a scheduler looks at, come in wave 0."""
 
 
-def _waves(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
+def _waves(creations: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
     """Group creations so that pods don't wait for what they need; only their token comes last.
 
     Without that Secret no container starts: a pod does nothing if one of the other objects can't be created.
@@ -325,7 +263,7 @@ def _waves(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
     def wave(action: Action) -> int:
         return _WAVES.get(action.kind, 0) if isinstance(action, Creation) else 0
 
-    for _, group in groupby(sorted(actions, key=wave), wave):
+    for _, group in groupby(sorted(creations, key=wave), wave):
         yield tuple(group)
 
 

@@ -189,7 +189,8 @@ def _convert_pod(pod: dict[str, Any], path: Path, notes: Notes) -> None:
     if pod.get("schedulerName") not in (None, "", "default-scheduler"):
         notes.note(
             (*path, "schedulerName"),
-            "kept, but no PodGroup is made for this scheduler: it places the replicas one by one",
+            "kept: the replicas get a PodGroup if the cluster serves Volcano's or scheduler-plugins'; "
+            "else they are placed one by one",
         )
 
 
@@ -334,7 +335,8 @@ def choose_output(
     path = _free_path(templates)
     where = {} if path == _DEFAULT_PATH else {"mountPath": path}
     if claim is None:
-        notes.note(PATH, _say_missing(candidates, path))
+        specs = next((one.specs for one in roles.values()), PATH)
+        notes.note(specs, _say_missing(candidates, path))
     return {"claim": {"claimName": claim or PLACEHOLDER_CLAIM}, **where}
 
 

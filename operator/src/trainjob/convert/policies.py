@@ -201,8 +201,8 @@ def _is_number(value: Any) -> bool:
 
 
 _NOTES = {
-    "minAvailable": "left out: all replicas are created at once, and wait for each other; if schedulerName "
-    "names a gang scheduler, they get a PodGroup",
+    "minAvailable": "left out: all replicas are created at once, and wait for each other; a PodGroup "
+    "has all of them",
     "minResources": "left out: a ResourceQuota of the namespace limits what jobs take",
     "queue": "left out: name the queue by label or annotation in the pod template",
     "scheduleTimeoutSeconds": "left out: spec.startTimeoutSeconds is how long replicas may take to meet",

@@ -224,7 +224,7 @@ def create_agent_objects(observed: Observed) -> tuple[Create, ...]:
     """
     if not observed.in_place:
         return ()
-    job, bundle = observed.job, observed.settings.bundle
+    job, bundle = observed.effective_job, observed.settings.bundle
     source, present = observed.agent_source, agent_source(observed.meta, bundle)
     program = bool(bundle.digest) and source.digest == bundle.digest
     made = (
@@ -273,7 +273,7 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
     """
     if observed.parsed is None or not observed.in_place or not _is_to_train(observed, status):
         return None
-    spec = observed.job.spec
+    spec = observed.effective_job.spec
     return Target(
         # Not the API server's resourceVersion: each progress write would change the target.
         lease=observed.settings.lease,
@@ -289,14 +289,14 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
 
 def _is_to_train(observed: Observed, status: TrainJobStatus) -> bool:
     """Return whether, with this status, the job trains or is about to."""
-    if observed.job.spec.suspend or is_finished(status):
+    if observed.effective_job.spec.suspend or is_finished(status):
         return False
     return not any(is_true(status, kind) for kind in (QUEUED, FAILURE_TARGET, SUCCESS_CRITERIA_MET))
 
 
 def _incarnations(observed: Observed, status: TrainJobStatus) -> dict[str, int]:
     """Return the incarnation of each training replica's pod; for a pod to be created, the least possible."""
-    going = set(status.restarts.replaced)
+    going = set(status.restarts.replaced_pods)
     there = {p.replica: p.incarnation for p in observed.training_pods if p.name not in going}
-    replicas = training_replicas(observed.job.spec)
+    replicas = training_replicas(observed.effective_job.spec)
     return {replica.name: there.get(replica, status.attempt or 1) for replica in replicas}

@@ -95,7 +95,7 @@ class AgentSource:
         secret: the name of the Secret with the job's token.
         digest: SHA-256 of the program, in hex; its ConfigMap is named after it. Empty in local
             runs, which have the program as a file.
-        token_digest: SHA-256 of the token, in hex; empty if only an earlier controller knew the token.
+        token_digest: SHA-256 of the token, in hex; empty in local runs.
     """
 
     secret: str

@@ -229,9 +229,9 @@ def restart_counts(attempt: int, restarts: Restarts) -> RestartCounts:
     """Return the restart counts of a status, for the agents."""
     return RestartCounts(
         attempt,
-        counted=restarts.charged,
-        uncounted=restarts.uncharged,
-        reset=restarts.refunded,
+        counted=restarts.counted + restarts.reset,
+        not_counted=restarts.not_counted,
+        reset=restarts.reset,
         since_progress=restarts.since_progress,
         furthest_step=restarts.furthest_step,
     )

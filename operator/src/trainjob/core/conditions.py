@@ -74,9 +74,9 @@ def with_condition(
         observed_generation=generation,
     )
     if old is None:
-        conditions = [*status.conditions, new]
+        conditions = (*status.conditions, new)
     else:
-        conditions = [new if c.type == kind else c for c in status.conditions]
+        conditions = tuple(new if c.type == kind else c for c in status.conditions)
     return status.model_copy(update={"conditions": conditions})
 
 

@@ -42,7 +42,7 @@ def origin(observed: Observed) -> str:
     step = checkpoint_step(observed)
     if step is not None:
         return f" from step {step}"
-    writer = observed.report_of(leader(observed.job.spec))
+    writer = observed.report_of(leader(observed.effective_job.spec))
     return " from the beginning" if writer is not None and writer.step is not None else ""
 
 
@@ -71,7 +71,7 @@ def trains_on(observed: Observed) -> bool:
 def _is_coordinated(observed: Observed) -> bool:
     report = observed.agent_report
     has_begun = report is not None and report.phase == reports.RUNNING and observed.is_current(report)
-    return observed.job.spec.ps is not None and has_begun
+    return observed.effective_job.spec.ps is not None and has_begun
 
 
 # The first failure and its cause, not the cascade of failures that follows among its peers.
@@ -118,6 +118,7 @@ class Failure:
         checkpoint_step: the step that training can resume from, or None.
         exit_code: of the training process, or None.
         log: its last lines.
+        replicas: those that the failure is about, if not only `replica`.
         given_up: the agents have decided not to restart training.
         repeated: the same failure has come several times in a row.
     """
@@ -129,6 +130,7 @@ class Failure:
     checkpoint_step: int | None = None
     exit_code: int | None = None
     log: str = ""
+    replicas: tuple[Replica, ...] = ()
     given_up: bool = False
     repeated: bool = False
 
@@ -240,7 +242,7 @@ def is_unreachable(observed: Observed, pod: Pod, now: datetime) -> bool:
         return False
     if pod.started_at is not None and time_left(pod.started_at, UNREACHABLE, now) > timedelta(0):
         return False  # the report is about the pod before it
-    if pod.replica == leader(observed.job.spec):
+    if pod.replica == leader(observed.effective_job.spec):
         return report.unreachable > longest and (report.leader_lost or 0.0) > longest
     member = report.members.get(pod.replica)
     if member is None or report.unreachable > longest or member.seconds <= longest:
@@ -301,6 +303,7 @@ def describe_child(observed: Observed, child: reports.Failure, *, given_up: bool
         checkpoint_step=checkpoint_step(observed),
         exit_code=child.exit_code,
         log=child.log_tail,
+        replicas=tuple(one for name in child.replicas if (one := read_replica(name)) is not None),
         given_up=given_up,
         repeated=child.repeated,
     )
@@ -336,7 +339,7 @@ def _cause(observed: Observed, pod: Pod) -> Cause:
         return Cause("PodFailed", f"failed before its training began ({why})")
     if pod.reason == START_ERROR:
         why = quoted(start_error(pod.message))
-        return Cause(START_ERROR, f"can't be started ({why}){python_hint(observed.job.spec, why)}")
+        return Cause(START_ERROR, f"can't be started ({why}){python_hint(observed.effective_job.spec, why)}")
     if pod.reason == UNKNOWN_END:
         return Cause(UNKNOWN_END, "ended unseen: its node has lost the container", counted=False)
     if pod.reason == "OOMKilled":
@@ -424,7 +427,7 @@ def _is_same(first: FirstFailure, child: reports.Failure) -> bool:
 # The restarts that a job has left.
 #
 # `spec.maxRestarts` limits the restarts for failures of the user's program. Restarts that the cluster
-# causes are uncounted, and a checkpoint beyond every failure so far resets the count.
+# causes are not counted, and a checkpoint beyond every failure so far resets the count.
 
 
 def restarts_of(observed: Observed) -> Restarts:
@@ -432,13 +435,13 @@ def restarts_of(observed: Observed) -> Restarts:
     known = reduce(_merged, observed.agents_counts, observed.status.restarts)
     step, furthest = checkpoint_step(observed), known.furthest_step
     if step is not None and furthest is not None and step > furthest:
-        return known.model_copy(update={"refunded": known.charged})
+        return known.model_copy(update={"counted": 0, "reset": known.reset + known.counted})
     return known
 
 
-def used(restarts: Restarts) -> int:
-    """Return how many restarts count against `spec.maxRestarts`."""
-    return max(0, restarts.charged - restarts.refunded)
+def made(restarts: Restarts) -> int:
+    """Return how many restarts there were, whether they count or not."""
+    return restarts.counted + restarts.reset + restarts.not_counted
 
 
 def alike(observed: Observed, failure: Failure) -> int:
@@ -449,7 +452,7 @@ def alike(observed: Observed, failure: Failure) -> int:
     key = likeness(failure.replica.name, failure.reason, failure.exit_code, failure.log, failure.step)
     known = likeness(before.rank, before.reason, before.exit_code, before.log_tail or "", before.step)
     is_known = failure.step is not None or failure.exception is not None
-    return observed.status.restarts.same + 1 if is_known and key == known else 1
+    return observed.status.restarts.same_failures + 1 if is_known and key == known else 1
 
 
 def is_mistake_at_start(observed: Observed, failure: Failure) -> bool:
@@ -469,14 +472,15 @@ def _is_early(failure: Failure) -> bool:
 
 def _merged(known: Restarts, reported: RestartCounts) -> Restarts:
     """Return the larger of each count: each side sees the other's within seconds, and counts only grow."""
-    if reported.restarts <= known.charged + known.uncharged:
+    if reported.restarts <= made(known):
         return known
+    reset = max(known.reset, reported.reset)
     furthest = [s for s in (known.furthest_step, reported.furthest_step) if s is not None]
     return known.model_copy(
         update={
-            "charged": max(known.charged, reported.counted),
-            "uncharged": max(known.uncharged, reported.uncounted),
-            "refunded": max(known.refunded, reported.reset),
+            "counted": max(0, max(known.counted + known.reset, reported.counted) - reset),
+            "not_counted": max(known.not_counted, reported.not_counted),
+            "reset": reset,
             "since_progress": reported.since_progress,
             "furthest_step": max(furthest, default=None),
         }

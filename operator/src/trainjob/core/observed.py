@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -47,6 +47,36 @@ from trainjob.core.workload import (
 from trainjob_trainer.contract.replicas import EVALUATOR
 from trainjob_trainer.contract.reports import MEETING, STOPPING, Report
 from trainjob_trainer.contract.restarts import RestartCounts
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One job and its objects at one moment, as Kubernetes has them.
+
+    Attributes:
+        job: the TrainJob itself, with its status.
+        pods: every pod with this job's label, of any owner, terminating ones included.
+        related: the other objects of the names that the job needs, of any owner, by kind: `Service`,
+            `PersistentVolumeClaim`, `NetworkPolicy`, `PodGroup`, and its `Workload` at Kueue, or the one that
+            it names as prebuilt.
+        progress: the latest progress report of each pod that has one, by pod name
+            (the keys of a report are in `docs/contract.md`).
+        agent_report: the latest report of the job's leading agent (its keys are in `docs/contract.md`), with
+            `age`, the seconds since then, and `unreachableSeconds`, for how long it hasn't answered; None
+            before any agent has answered.
+        queue_position: the job's position in its queue, from 1; None if that is unknown.
+        queue_objects: the ResourceFlavors, WorkloadPriorityClasses and PriorityClasses, for a job in a queue.
+        pod_events: the newest Event about pods that are slow to start, by pod name.
+    """
+
+    job: dict[str, Any]
+    pods: Sequence[dict[str, Any]] = ()
+    related: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    agent_report: Mapping[str, Any] | None = None
+    queue_position: int | None = None
+    queue_objects: Sequence[dict[str, Any]] = ()
+    pod_events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -185,7 +215,7 @@ class Observed:
     pod_events: Mapping[str, PodEvent] = field(default_factory=dict)
 
     @cached_property
-    def job(self) -> TrainJob:
+    def effective_job(self) -> TrainJob:
         """Return the typed job as it can be now; only for policies after `invalid` in the chain.
 
         It has as many workers as its queue admits and can share the global batch, and in its templates what
@@ -274,7 +304,7 @@ class Observed:
     def training_replicas(self) -> tuple[Replica, ...]:
         """Return the training replicas, except the workers that training continues without."""
         without = self.status.worker.unavailable if self.status.worker else ()
-        return tuple(r for r in training_replicas(self.job.spec) if r.name not in without)
+        return tuple(r for r in training_replicas(self.effective_job.spec) if r.name not in without)
 
     @property
     def in_place(self) -> bool:
@@ -350,7 +380,7 @@ class Observed:
     def _takes_part(self, pod: Pod) -> bool:
         if not self.in_place:
             return pod.incarnation == self.attempt
-        if not pod.live or pod.name in self.status.restarts.replaced:
+        if not pod.live or pod.name in self.status.restarts.replaced_pods:
             return False
         if pod.failed_at_start and pod.incarnation < self.attempt:
             return False  # the restart since its creation replaces it too, and is counted once
@@ -359,7 +389,7 @@ class Observed:
 
     @cached_property
     def _counts(self) -> Mapping[str, int]:
-        return replica_counts(self.job.spec)
+        return replica_counts(self.effective_job.spec)
 
     @cached_property
     def _newest(self) -> Mapping[Replica, int]:
@@ -399,7 +429,7 @@ class Observed:
     @property
     def size_refusal(self) -> str:
         """Return why training can't use the requested number of workers, or an empty text."""
-        if self.parsed is None or self.job.spec.worker.replicas == self.parsed.spec.worker.replicas:
+        if self.parsed is None or self.effective_job.spec.worker.replicas == self.parsed.spec.worker.replicas:
             return ""
         asked, most = self.parsed.spec.worker.replicas, self.admitted_workers
         if most is not None and most < asked:
@@ -411,7 +441,7 @@ class Observed:
 
     def divides_batch(self, workers: int) -> bool:
         """Return whether this number of workers can share the global batch, as far as it is known."""
-        return self._divides_batch(self.job, workers)
+        return self._divides_batch(self.effective_job, workers)
 
     def _divides_batch(self, job: TrainJob, workers: int) -> bool:
         if job.spec.ps is not None:
@@ -440,7 +470,7 @@ class Observed:
 
     def is_current(self, report: AgentReport) -> bool:
         """Return whether this report is from the agent of the pod that leads now."""
-        replica = leader(self.job.spec)
+        replica = leader(self.effective_job.spec)
         reporter = report.members.get(replica, Member()).pod
         return any(p.name == reporter for p in self.training_pods if p.replica == replica)
 
@@ -460,24 +490,14 @@ def _fields_of(part: BaseModel) -> dict[str, Any]:
 
 
 def read_observed(
-    *,
-    job: Mapping[str, Any],
-    pods: Iterable[Mapping[str, Any]] = (),
-    service: Mapping[str, Any] | None = None,
-    claim: Mapping[str, Any] | None = None,
-    progress: Mapping[str, Mapping[str, Any]] | None = None,
-    network_policy: Mapping[str, Any] | None = None,
-    refusal: Refusal | None = None,
+    snapshot: Snapshot,
     settings: Settings | None = None,
-    agent_report: Mapping[str, Any] | None = None,
-    workload: Mapping[str, Any] | None = None,
-    queue_position: int | None = None,
-    queue_objects: Iterable[Mapping[str, Any]] = (),
-    pod_group: Mapping[str, Any] | None = None,
+    *,
+    refusal: Refusal | None = None,
     restored: frozenset[str] = frozenset(),
-    pod_events: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Observed:
-    """Read Kubernetes objects into the input of the policies; an invalid job carries its errors."""
+    """Read a job's objects into the input of the policies; an invalid job carries its errors."""
+    job = snapshot.job
     meta = ObjectMeta.model_validate(job.get("metadata") or {})
     errors: tuple[FieldError, ...] = ()
     parsed: TrainJob | None = None
@@ -485,32 +505,33 @@ def read_observed(
         parsed = parse(job, has_begun=bool(value_at(job, "status", "startTime")))
     except InvalidTrainJob as invalid:
         errors = invalid.errors
-    read = [(controller_uid(manifest) == meta.uid, pod) for manifest in pods if (pod := read_pod(manifest))]
-    own = [pod for ours, pod in read if ours]
-    report = AgentReport.model_validate(agent_report) if agent_report is not None else None
+    pods = [(controller_uid(one) == meta.uid, pod) for one in snapshot.pods if (pod := read_pod(one))]
+    own = [pod for ours, pod in pods if ours]
+    said, related = snapshot.agent_report, snapshot.related
+    report = AgentReport.model_validate(said) if said is not None else None
     observed = Observed(
         meta=meta,
         parsed=parsed,
         errors=errors,
         status=parsed.status if parsed else _status(job),
         pods=tuple(sorted(own, key=lambda p: (p.replica, p.incarnation, p.name))),
-        service=_dependent(service, meta.uid),
-        claim=_dependent(claim, meta.uid),
-        network_policy=_dependent(network_policy, meta.uid),
-        reports=_reports(own, report, progress or {}),
+        service=_dependent(related.get("Service"), meta.uid),
+        claim=_dependent(related.get("PersistentVolumeClaim"), meta.uid),
+        network_policy=_dependent(related.get("NetworkPolicy"), meta.uid),
+        reports=_reports(own, report, snapshot.progress),
         refusal=refusal,
         manager=value_at(job, "spec", "managedBy"),
         settings=settings or Settings(),
         agent_report=report,
-        workload=read_workload(workload, meta.uid),
-        prebuilt=read_workload(workload, None),
-        queue_position=queue_position,
-        queue_objects=read_queue_objects(queue_objects),
-        pod_group=_dependent(pod_group, meta.uid),
+        workload=read_workload(related.get("Workload"), meta.uid),
+        prebuilt=read_workload(related.get("Workload"), None),
+        queue_position=snapshot.queue_position,
+        queue_objects=read_queue_objects(snapshot.queue_objects),
+        pod_group=_dependent(related.get("PodGroup"), meta.uid),
         restored=restored,
-        pod_events={name: read_pod_event(event) for name, event in (pod_events or {}).items()},
+        pod_events={name: read_pod_event(event) for name, event in snapshot.pod_events.items()},
     )
-    foreign = [pod for ours, pod in read if not ours and not pod.ended]
+    foreign = [pod for ours, pod in pods if not ours and not pod.ended]
     pods_of_others = tuple(p for p in foreign if p.live or _may_write(p, observed))
     return replace(observed, pods_of_others=pods_of_others)
 

@@ -58,14 +58,14 @@ _SPENT_ON = {
 
 def with_time_spent(before: TrainJobStatus, status: TrainJobStatus, now: datetime) -> TrainJobStatus:
     """Return the status with the time spent in the previous state, if the state has changed."""
-    since, kind = before.spent.since, _spent_on(before)
+    since, kind = before.state_seconds.since, _spent_on(before)
     if status.state == before.state and _spent_on(status) == kind:
         return status
     changes: dict[str, object] = {"since": now}
     if since is not None and kind is not None:
         seconds = max(0, round((now - since).total_seconds()))
-        changes[kind] = getattr(before.spent, kind) + seconds
-    return status.model_copy(update={"spent": before.spent.model_copy(update=changes)})
+        changes[kind] = getattr(before.state_seconds, kind) + seconds
+    return status.model_copy(update={"state_seconds": before.state_seconds.model_copy(update=changes)})
 
 
 def _spent_on(status: TrainJobStatus) -> str | None:
@@ -108,7 +108,7 @@ def _first_step(observed: Observed, attempt: int) -> int | None:
 
 def _report_in(observed: Observed, attempt: int) -> Report | None:
     """Return the writer's report if it is of this attempt; agents drop earlier ones when they begin it."""
-    writer, agents = leader(observed.job.spec), observed.agent_report
+    writer, agents = leader(observed.effective_job.spec), observed.agent_report
     if not observed.in_place:
         return observed.report_of(writer) if observed.attempt >= attempt else None
     if agents is None or agents.restart_counts.attempt < attempt:
@@ -164,7 +164,7 @@ def with_overview(
     status = truncated(with_time_spent(observed.status, _stamp(status, observed.meta.generation), now))
     if observed.parsed is None:
         return status, None
-    fresh = truncated(_figures(observed, observed.job, status, now))
+    fresh = truncated(_figures(observed, observed.effective_job, status, now))
     if fresh == observed.status:
         return fresh, None
     is_news = _is_news(observed.status, fresh)
@@ -213,7 +213,8 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
     if report is not None and report.step is not None:
         progress = _progress(report, status, now).model_copy(update=rank_times(observed))
         changes |= {"progress": progress, **straggler_fields(observed, progress, now)}
-        if _is_first_step(report, observed.status):
+        has_stepped = report.step > (report.resumed_from or 0)
+        if observed.status.first_step_time is None and has_stepped:
             changes["first_step_time"] = now
     if report is not None and report.checkpoint_step is not None:
         changes["output"] = _output(job, report.checkpoint_step, status.output, now)
@@ -235,14 +236,6 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
     )
 
 
-def _is_first_step(report: Report, before: TrainJobStatus) -> bool:
-    """Return whether the job's first step is reported; of a job of an earlier version it is unknown."""
-    begin = report.resumed_from or 0
-    known = before.progress.step if before.progress is not None else None
-    is_over = before.first_step_time is not None or (known is not None and known > begin)
-    return not is_over and report.step is not None and report.step > begin
-
-
 def _output(job: TrainJob, step: int, before: OutputStatus | None, now: datetime) -> OutputStatus:
     """Return what lies in the output; a checkpoint's time is that of the first report of its step."""
     is_known = before is not None and before.checkpoint_step == step
@@ -252,12 +245,13 @@ def _output(job: TrainJob, step: int, before: OutputStatus | None, now: datetime
 
 def _attempts(observed: Observed, status: TrainJobStatus) -> dict[str, object]:
     """Return what the agents' attempts and restarts change; nothing while a failure is being recorded."""
-    if status.attempt is None or status.restarts.replaced != observed.status.restarts.replaced:
+    if status.attempt is None or status.restarts.replaced_pods != observed.status.restarts.replaced_pods:
         return {}
     attempt = max(status.attempt, _agents_attempt(observed))
     restarts = with_lost_steps(observed, status)
-    refunded = max(restarts.refunded, restarts_of(observed).refunded)
-    return {"attempt": attempt, "restarts": restarts.model_copy(update={"refunded": refunded})}
+    newly = max(0, min(restarts.counted, restarts_of(observed).reset - restarts.reset))
+    counts = {"counted": restarts.counted - newly, "reset": restarts.reset + newly}
+    return {"attempt": attempt, "restarts": restarts.model_copy(update=counts)}
 
 
 def _workers(observed: Observed, job: TrainJob, status: TrainJobStatus) -> WorkerStatus:

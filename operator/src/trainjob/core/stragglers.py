@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -17,6 +16,7 @@ from trainjob.core.failure import Failure
 from trainjob.core.names import Replica, leader
 from trainjob.core.observed import Observed
 from trainjob.core.wording import listed, quoted, utc
+from trainjob_trainer.contract.exits import ExitCode
 from trainjob_trainer.contract.reports import Report
 
 # Replicas that wait for their input data, which makes their steps long.
@@ -69,24 +69,16 @@ SUSPECT_REASON = "WeightsDiverged"
 MOST = 16
 """The number of latest nodes that the status keeps."""
 
-_WHOSE = re.compile(r"((?:(?:chief|worker)-\d+'s(?:, | and )?)+)(?:\d+ more workers')? ?weights")
-_NAME = re.compile(r"(?:chief|worker)-\d+")
-
-
-def named_replicas(text: str) -> list[Replica]:
-    """Return the replicas with diverged weights in a message as in docs/contract.md: one, or candidates."""
-    whose = _WHOSE.search(text)
-    replicas = (read_replica(name) for name in _NAME.findall(whose[1])) if whose else ()
-    return [replica for replica in replicas if replica is not None]
-
 
 def named_nodes(observed: Observed, failure: Failure) -> dict[Replica, str]:
     """Return the nodes of the replicas whose weights have diverged, as far as they are known."""
     if failure.reason != SUSPECT_REASON:
         return {}
     nodes = {pod.replica: pod.node for pod in observed.training_pods}
-    named = named_replicas(failure.cause.text) or [failure.replica]
-    return {replica: nodes[replica] for replica in named if nodes.get(replica)}
+    # Each of them ends with this code; an agent reports the first, and names the others.
+    ended = [pod.replica for pod in observed.training_pods if pod.exit_code == ExitCode.WEIGHTS_DIVERGED]
+    replicas = dict.fromkeys((*failure.replicas, *ended, failure.replica))
+    return {replica: nodes[replica] for replica in replicas if nodes.get(replica)}
 
 
 def nodes_to_keep(observed: Observed, failure: Failure) -> tuple[str, ...]:
@@ -238,7 +230,10 @@ def describe_pause(observed: Observed, now: datetime) -> tuple[str, timedelta | 
 
     Only agents report steps: of other pods nothing is known.
     """
-    running, writer = find_condition(observed.status, RUNNING), observed.report_of(leader(observed.job.spec))
+    running, writer = (
+        find_condition(observed.status, RUNNING),
+        observed.report_of(leader(observed.effective_job.spec)),
+    )
     agents = observed.agent_report
     if agents is None or not observed.is_current(agents) or running is None or running.status != "True":
         return "", None

@@ -67,11 +67,11 @@ def restart(
     progressed = reached is not None and reached > furthest
     counts = {
         **_restarted(observed, failure, now),
-        "charged": known.charged + int(counted),
-        "uncharged": known.uncharged + int(not counted),
+        "counted": known.counted + int(counted),
+        "not_counted": known.not_counted + int(not counted),
         "furthest_step": reached if progressed else known.furthest_step,
         "since_progress": 1 if progressed else known.since_progress + 1,
-        "replaced": replaced,
+        "replaced_pods": replaced,
     }
     return _restarting(
         observed,
@@ -100,7 +100,7 @@ def restarted_in_place(observed: Observed, failure: Failure, message: str, now: 
 
 def restarted_alone(observed: Observed, failure: Failure, message: str, now: datetime) -> TrainJobStatus:
     """Return the status after agents restarted one process; the others trained on, so it isn't a restart."""
-    counts = {"same": alike(observed, failure), "last_time": now}
+    counts = {"same_failures": alike(observed, failure), "last_time": now}
     return _changed(
         observed,
         message,
@@ -115,7 +115,7 @@ def resize(
     observed: Observed, message: str, now: datetime, *, without: tuple[str, ...] = ()
 ) -> TrainJobStatus:
     """Return the status for a new number of workers, which is no failure; some may be missing."""
-    sizes = {"size": observed.job.spec.worker.replicas, "unavailable": without}
+    sizes = {"size": observed.effective_job.spec.worker.replicas, "unavailable": without}
     return _restarting(
         observed,
         RESIZED,
@@ -131,10 +131,10 @@ def start_timed_out(observed: Observed, message: str, now: datetime, *, until: d
     """Return the status after a start timeout: replicas that run yield, and all are created again later."""
     known = restarts_of(observed)
     counts = {
-        "uncharged": known.uncharged + 1,
+        "not_counted": known.not_counted + 1,
         "last_time": now,
         "next_time": until,
-        "replaced": tuple(p.name for p in observed.training_pods),
+        "replaced_pods": tuple(p.name for p in observed.training_pods),
     }
     return _restarting(
         observed,
@@ -169,7 +169,7 @@ def queue(observed: Observed, reason: str, message: str, now: datetime) -> Train
 
 def admit(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
     """Return the status of an admitted job, with the number of workers that were admitted."""
-    size = {"size": observed.job.spec.worker.replicas}
+    size = {"size": observed.effective_job.spec.worker.replicas}
     worker = (observed.status.worker or WorkerStatus()).model_copy(update=size)
     return _begin_again(observed, message, now, (QUEUED, False, "Admitted"), worker=worker)
 
@@ -221,7 +221,7 @@ def _begin_again(
 ) -> TrainJobStatus:
     """Return the status of a job without pods that gets new ones, which resume if there were pods before."""
     is_trained = is_true(observed.status, SUCCESS_CRITERIA_MET)
-    counts = {"next_time": None, "replaced": tuple(p.name for p in observed.training_pods)}
+    counts = {"next_time": None, "replaced_pods": tuple(p.name for p in observed.training_pods)}
     return _changed(
         observed,
         message,
@@ -242,7 +242,7 @@ def _restarted(observed: Observed, failure: Failure, now: datetime) -> dict[str,
     return {
         "steps_lost": known.steps_lost,
         "reached_step": max(filter(None, (known.reached_step, reached)), default=None),
-        "same": alike(observed, failure),
+        "same_failures": alike(observed, failure),
         "last_time": now,
         "next_time": None,
         "diverged_nodes": nodes_to_keep(observed, failure),

@@ -8,9 +8,9 @@ from trainjob_trainer.contract.exits import is_mistake
 from trainjob_trainer.contract.reports import Failure
 from trainjob_trainer.contract.restarts import (
     EARLY_SECONDS,
-    MOST_ALIKE,
     RestartCounts,
     likeness,
+    most_alike,
     restart_delay,
 )
 
@@ -43,7 +43,8 @@ class Budget:
         is_first = failure.attempt <= 1 and not has_stepped
         if is_first and is_mistake(failure.exit_code, failure.log_tail):
             return Verdict(replace(failure, permanent=True), give_up=True)
-        if failure.counted and self._times_alike(failure, now - started) >= MOST_ALIKE:
+        most = most_alike(failure.exit_code, failure.log_tail, failure.step)
+        if failure.counted and self._times_alike(failure, now - started) >= most:
             return Verdict(replace(failure, repeated=True), give_up=True)
         spent = failure.counted and self.counts.used >= self.max_restarts
         if failure.permanent or spent:
@@ -62,7 +63,7 @@ class Budget:
         """Count an interruption if the pod is the same: the controller has not seen the loss."""
         if pod == self._gone:
             self._gone = ""
-            self.counts = replace(self.counts, uncounted=self.counts.uncounted + 1)
+            self.counts = replace(self.counts, not_counted=self.counts.not_counted + 1)
 
     def _back_off(self, now: float) -> None:
         self.not_before = now + restart_delay(self.counts.since_progress).total_seconds()

@@ -29,6 +29,7 @@ from trainjob_trainer.agent.process_tree import (
 from trainjob_trainer.agent.stall import ProgressWatch
 from trainjob_trainer.agent.standby import StandbyKeeper
 from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.contract.replicas import read_names
 from trainjob_trainer.contract.wire import integer
 
 _KILL_SECONDS = 0.02
@@ -166,6 +167,7 @@ class ChildExit:
         reason: the reason in its last report, or "".
         step: the step in its last report.
         time: when it ended, Unix time in seconds.
+        replicas: those that its last report says the error is about, if not only this one.
     """
 
     code: int
@@ -176,6 +178,7 @@ class ChildExit:
     reason: str
     step: int | None
     time: float
+    replicas: tuple[str, ...] = ()
 
 
 class Child:
@@ -355,6 +358,7 @@ class Child:
             reason=str(error.get("reason") or ""),
             step=integer(report.get("step")),
             time=time.time(),
+            replicas=read_names(error.get("replicas")),
         )
 
     async def _tick(self) -> None:

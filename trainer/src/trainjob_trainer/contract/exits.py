@@ -5,6 +5,7 @@ All other codes are those of the user's program; 128+n is death by signal n, as 
 
 from __future__ import annotations
 
+import builtins
 import re
 from dataclasses import dataclass
 from enum import IntEnum
@@ -92,6 +93,14 @@ _MISTAKES = frozenset(
         *("ImportError", "ModuleNotFoundError", "FileNotFoundError", "TypeError"),
     ]
 )
+_WRONG_VALUES = (
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    NotImplementedError,
+    RecursionError,
+)
 _NO_FILE = "No such file or directory"
 _NO_SCRIPT = re.compile(
     r"\S*python[\w.]*: (?:can't open file '|No module named |Error while finding module )"
@@ -158,3 +167,13 @@ def is_mistake(exit_code: int | None, log: str) -> bool:
     if raised is None:
         return False
     return raised.kind in _MISTAKES or (raised.kind.endswith(".NotFoundError") and _NO_FILE in raised.text)
+
+
+def is_wrong_value(exit_code: int | None, log: str) -> bool:
+    """Return whether an exception ended the program that nothing outside it heals, such as a KeyError.
+
+    A missing file or module isn't one: it may be on a volume that is briefly unavailable.
+    """
+    raised = find_exception(exit_code, log)
+    kind = getattr(builtins, raised.kind, None) if raised is not None else None
+    return isinstance(kind, type) and issubclass(kind, _WRONG_VALUES)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trainjob_trainer.contract.exits import EXITS, ExitCode
+from trainjob_trainer.contract.replicas import read_names
 from trainjob_trainer.contract.wire import integer, key_of
 
 # Limits of what is kept.
@@ -46,7 +47,7 @@ class Report:
         evaluation: `step`, `metrics` and `final` of the evaluator's last result, as JSON has them.
         already_finished: whether an earlier job with the same spec had finished in the output.
         waiting_for_storage: why files can't be read or written now, while this process waits for that.
-        error: `reason` and `message`, one sentence for a person.
+        error: `reason` and `message`, one sentence for a person; `replicas` that it is about, if not this.
         notices: lines that say what was computed otherwise than the script says, each once.
         trains_alone: whether each of several workers trains the whole model by itself.
         meets: the call of Keras's in which this worker waits for the others; empty if it doesn't.
@@ -73,7 +74,7 @@ class Report:
     evaluation: Mapping[str, Any] | None = None
     already_finished: bool | None = None
     waiting_for_storage: str | None = None
-    error: Mapping[str, str] | None = None
+    error: Mapping[str, Any] | None = None
     notices: tuple[str, ...] | None = None
     trains_alone: bool | None = None
     meets: str | None = None
@@ -154,6 +155,7 @@ class Failure:
         repeated: it has occurred so often in a row that a restart can't help.
         alone: only this replica's process restarts for it, while the others continue.
         time: Unix seconds.
+        replicas: those that the failure is about, if not only `replica`: whose weights have diverged.
     """
 
     replica: str
@@ -172,6 +174,7 @@ class Failure:
     repeated: bool = False
     alone: bool = False
     time: float = 0.0
+    replicas: tuple[str, ...] = ()
 
     @property
     def is_cascade(self) -> bool:
@@ -190,7 +193,7 @@ class Failure:
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
-        return {key_of(name): value for name, value in vars(self).items()}
+        return {key_of(name): as_json(value) for name, value in vars(self).items()}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Failure:
@@ -205,9 +208,10 @@ class Failure:
             signal=integer(raw.get("signal")),
             message=str(raw.get("message") or ""),
             log_tail=str(raw.get("logTail") or ""),
+            replicas=read_names(raw.get("replicas")),
             step=integer(raw.get("step")),
             checkpoint_step=integer(raw.get("checkpointStep")),
-            counted=raw.get("charged") is not False,
+            counted=raw.get("counted") is not False,
             permanent=raw.get("permanent") is True,
             repeated=raw.get("repeated") is True,
             alone=raw.get("alone") is True,

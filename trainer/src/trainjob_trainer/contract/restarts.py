@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
-from trainjob_trainer.contract.exits import find_exception
+from trainjob_trainer.contract.exits import find_exception, is_wrong_value
 from trainjob_trainer.contract.wire import integer, key_of
 
 # The counts of a job's restarts: agents and controller exchange them, so that the end of one loses nothing.
@@ -24,7 +24,7 @@ class RestartCounts:
     Attributes:
         attempt: the latest start of training.
         counted: restarts that the user's program caused.
-        uncounted: restarts with any other cause, as far as the agents count them.
+        not_counted: restarts with any other cause, as far as the agents count them.
         reset: how many of the counted ones progress has reset.
         since_progress: restarts in a row without progress; only this value returns to 0.
         furthest_step: the furthest step at which training was stopped, or None.
@@ -32,7 +32,7 @@ class RestartCounts:
 
     attempt: int = 0
     counted: int = 0
-    uncounted: int = 0
+    not_counted: int = 0
     reset: int = 0
     since_progress: int = 0
     furthest_step: int | None = None
@@ -52,8 +52,8 @@ class RestartCounts:
 
     @property
     def restarts(self) -> int:
-        """Return all restarts, counted and uncounted."""
-        return self.counted + self.uncounted
+        """Return all restarts, counted or not."""
+        return self.counted + self.not_counted
 
     @property
     def used(self) -> int:
@@ -73,7 +73,7 @@ class RestartCounts:
         return RestartCounts(
             attempt=max(self.attempt, other.attempt),
             counted=max(self.counted, other.counted),
-            uncounted=max(self.uncounted, other.uncounted),
+            not_counted=max(self.not_counted, other.not_counted),
             reset=max(self.reset, other.reset),
             since_progress=latest.since_progress,
             furthest_step=furthest((self.furthest_step, other.furthest_step)),
@@ -92,7 +92,7 @@ class RestartCounts:
         return replace(
             self,
             counted=self.counted + int(counted),
-            uncounted=self.uncounted + int(not counted),
+            not_counted=self.not_counted + int(not counted),
             since_progress=self.since_progress + 1,
         )
 
@@ -125,8 +125,10 @@ def restart_delay(in_a_row: int) -> timedelta:
     return min(timedelta(seconds=2 ** min(in_a_row - 2, 10)), LONGEST_DELAY) if in_a_row > 1 else timedelta(0)
 
 
-MOST_ALIKE = 3
-"""After so many failures alike in a row, a restart can't help."""
+def most_alike(exit_code: int | None, log_tail: str, step: int | None) -> int:
+    """Return after how many failures alike in a row a restart can't help."""
+    return 2 if not step and is_wrong_value(exit_code, log_tail) else 3
+
 
 EARLY_SECONDS = 60.0
 """Failures without a step are alike only in attempts this short: they failed at their start."""

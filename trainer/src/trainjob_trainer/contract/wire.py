@@ -143,10 +143,7 @@ def integer(value: object, least: float = -math.inf) -> int | None:
     return None
 
 
-_OTHER_KEYS = {"counted": "charged", "uncounted": "uncharged", "reset": "refunded"}
-
-
 def key_of(field: str) -> str:
     """Return the key of a field in messages: `totalSteps` of `total_steps`."""
     first, *rest = field.split("_")
-    return _OTHER_KEYS.get(field) or first + "".join(word.capitalize() for word in rest)
+    return first + "".join(word.capitalize() for word in rest)

@@ -68,10 +68,7 @@ def find_apart(hashes: Sequence[Hashable | None]) -> Apart | None:
 
 
 def describe(apart: Apart, names: Sequence[str], variables: Sequence[str], step: int) -> str:
-    """Return the message that names workers (of all `names`, by rank), step and the variables that differ.
-
-    The operator parses the names before the word `weights`; see docs/contract.md.
-    """
+    """Return the message that names workers (of all `names`, by rank), step and the variables that differ."""
     listed = [f"{names[rank]}'s" for rank in apart.ranks]
     if len(listed) == 1:
         (whose,) = listed
@@ -130,7 +127,7 @@ class WeightsWatch:
         names = [variable_name(one) for one, does in zip(variables, differ) if does]
         sentence = describe(apart, self._task.trainees, names, step)
         if self._task.rank in apart.ranks:
-            raise WeightsDiverged(sentence)
+            raise WeightsDiverged(sentence, [self._task.trainees[rank] for rank in apart.ranks])
         raise PeerLost(f"{self._task.replica} can't go on with the others: {sentence}")
 
     def _agreed(self) -> bool:

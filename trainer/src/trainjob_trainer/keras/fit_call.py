@@ -138,8 +138,8 @@ class FitState:
         """Read the state in a checkpoint; raises CheckpointMismatch if it has none."""
         if GROUP not in groups:
             raise CheckpointMismatch(
-                "the checkpoint holds no state of fit(): a loop of the script's own, or an earlier version "
-                "with parameter servers, has written it; train in another output folder"
+                "the checkpoint holds no state of fit(): a loop of the script's own has written it; "
+                "train in another output folder"
             )
         facts = json.loads(groups[GROUP][0].value.tobytes())
         for past in facts["past"]:

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,9 +126,10 @@ class ProgressFile:
                     self.flush()
             wait(MIN_SECONDS_BETWEEN_WRITES)
 
-    def fail(self, reason: str, message: str) -> None:
-        """Report the failure that ends this process."""
-        self.update(state="failed", error={"reason": reason, "message": message})
+    def fail(self, reason: str, message: str, replicas: Sequence[str] = ()) -> None:
+        """Report the failure that ends this process, and replicas that it is about, if not only this."""
+        about = {"replicas": list(replicas)} if replicas else {}
+        self.update(state="failed", error={"reason": reason, "message": message, **about})
         self.flush()
 
     def flush(self) -> None:

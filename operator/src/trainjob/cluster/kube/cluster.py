@@ -37,10 +37,11 @@ from trainjob.cluster.kube.resources import (
     UNREAD,
     Resource,
 )
-from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound, Snapshot
+from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound
 from trainjob.core.gangs import pod_group_name
 from trainjob.core.manifests import share_claims
 from trainjob.core.names import LABEL_JOB, QUEUE_NAME, JobKey, ObjectRef, controller_uid
+from trainjob.core.observed import Snapshot
 from trainjob.core.settings import Bundle
 from trainjob.core.workload import FINALIZER, prebuilt_workload
 
@@ -247,17 +248,20 @@ class KubeCluster:
             return None
         pods, uid = self._stores[PODS].of_job(key), self._uid_of(key)
         workload = self._workload_of(key) or await self._prebuilt_workload_of(job)
+        related = {
+            "Service": self._find(SERVICES, (key.namespace, key.name)),
+            "PersistentVolumeClaim": self._find(CLAIMS, (key.namespace, f"{key.name}-output")),
+            "NetworkPolicy": self._find(NETWORK_POLICIES, (key.namespace, key.name)),
+            "PodGroup": self._pod_group_of(key),
+            "Workload": workload,
+        }
         return Snapshot(
             job=job,
             pods=pods,
-            service=self._find(SERVICES, (key.namespace, key.name)),
-            claim=self._find(CLAIMS, (key.namespace, f"{key.name}-output")),
-            network_policy=self._find(NETWORK_POLICIES, (key.namespace, key.name)),
+            related={kind: one for kind, one in related.items() if one is not None},
             agent_report=self._agents.agent_report(key),
-            workload=workload,
             queue_position=self._positions.of(key, workload) if self._visibility else None,
             queue_objects=self._queue_objects(job),
-            pod_group=self._pod_group_of(key),
             pod_events=await self._pod_events.of(key, (p for p in pods if controller_uid(p) == uid)),
         )
 

@@ -23,11 +23,11 @@ from trainjob.cluster.protocol import (
     Manifest,
     PostedEvent,
     Refused,
-    Snapshot,
     Unavailable,
 )
 from trainjob.core.manifests import build_objects
 from trainjob.core.names import JobKey, ObjectRef
+from trainjob.core.observed import Snapshot
 
 _KINDS = ("Pod", "Secret", "Service", "PersistentVolumeClaim")
 _PROGRESS_SECONDS = 0.5
@@ -128,14 +128,15 @@ class LocalCluster:
 
     def snapshot(self) -> Snapshot:
         """Return copies of the job and of all its objects."""
-        claims = self._store.of_kind("PersistentVolumeClaim")
-        services = self._store.of_kind("Service")
         reports = {name: pod.progress for name, pod in self._pods.items()}
         return Snapshot(
             job=self.job,
             pods=tuple(deepcopy(pod) for pod in self._store.of_kind("Pod")),
-            service=deepcopy(services[0]) if services else None,
-            claim=deepcopy(claims[0]) if claims else None,
+            related={
+                kind: deepcopy(one)
+                for kind in ("Service", "PersistentVolumeClaim")
+                for one in self._store.of_kind(kind)
+            },
             progress={name: deepcopy(dict(file.report)) for name, file in reports.items() if file.report},
             agent_report=deepcopy(self._agents.agent_report(self.key) or self._last_report),
         )

@@ -51,7 +51,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     """Create the job's missing objects, and report whether all its training replicas run."""
     if observed.status.start_time is not None:
         return _complete(observed, now)
-    message = f"starting {count_roles(replica_counts(observed.job.spec))}"
+    message = f"starting {count_roles(replica_counts(observed.effective_job.spec))}"
     begun = replace(observed, status=transitions.start(observed, message, now))
     first = _complete(begun, now, is_new=True)
     return replace(first, events=(Event("Normal", "Created", message), *first.events))
@@ -79,7 +79,7 @@ def _complete(observed: Observed, now: datetime, *, is_new: bool = False) -> Pla
     delay = _delay_left(observed, now)
     if delay > timedelta(0):
         return Plan(observed.status, left_over, requeue=delay)
-    replicas = training_replicas(observed.job.spec)
+    replicas = training_replicas(observed.effective_job.spec)
     evaluator = evaluator_step(observed, now)
     pods = _missing_pods(observed, replicas, lost)
     agents = create_agent_objects(observed) if pods or evaluator.creating or is_new else ()
@@ -129,7 +129,7 @@ def _in_the_way(observed: Observed, now: datetime) -> list[Pod]:
     if not observed.in_place:
         return stale
     present = {p.replica for p in observed.training_pods}
-    wanted = set(desired_replicas(observed.job.spec)) - present
+    wanted = set(desired_replicas(observed.effective_job.spec)) - present
     return [p for p in stale if p.replica in wanted]
 
 
@@ -138,7 +138,7 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
     refusal = observed.training_refusal
     if refusal is not None and refusal.permanent:
         return Plan(transitions.target_failure(observed, "InvalidTemplate", _describe(refusal), now))
-    claim = observed.job.spec.output.claim
+    claim = observed.effective_job.spec.output.claim
     created = claim is not None and claim.size is not None and not claim.retain
     for kind, found in (
         ("Service", observed.service),
@@ -209,7 +209,7 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
     pause = pause_left(observed, now)
     if pause > timedelta(0):
         return pause
-    if {p.replica for p in observed.training_pods}.issuperset(training_replicas(observed.job.spec)):
+    if {p.replica for p in observed.training_pods}.issuperset(training_replicas(observed.effective_job.spec)):
         return timedelta(0)
     first = observed.status.first_failure
     delay = start_delay if first is not None and first.reason in AT_START else restart_delay
@@ -217,10 +217,10 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
 
 
 def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
-    claim = build_claim(observed.job) if observed.claim is None else None
-    service = build_service(observed.job) if observed.service is None else None
+    claim = build_claim(observed.effective_job) if observed.claim is None else None
+    service = build_service(observed.effective_job) if observed.service is None else None
     gang = observed.gang if observed.pod_group is None else None
-    group = build_pod_group(observed.job, gang) if gang is not None else None
+    group = build_pod_group(observed.effective_job, gang) if gang is not None else None
     created = tuple(Create(manifest) for manifest in (claim, service, group) if manifest is not None)
     return (*created, *_network_policy(observed))
 
@@ -233,7 +233,7 @@ def _network_policy(observed: Observed) -> tuple[Action, ...]:
     found, isolation = observed.network_policy, observed.settings.isolation
     if isolation is None:
         return ()
-    wanted = build_network_policy(observed.job, isolation)
+    wanted = build_network_policy(observed.effective_job, isolation)
     if found is None:
         return (Create(wanted),)
     if found.uid in observed.restored or is_same_policy(found.spec, wanted["spec"]):
@@ -258,7 +258,7 @@ def _missing_pods(
     attempt = observed.attempt
     return tuple(
         CreatePod(
-            observed.job,
+            observed.effective_job,
             replica,
             incarnation=attempt,
             attempt=attempt,

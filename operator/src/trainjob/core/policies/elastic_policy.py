@@ -20,7 +20,7 @@ from trainjob_trainer.contract.reports import IDLE
 
 def resized(observed: Observed, now: datetime) -> Plan | None:
     """Start a new attempt when the training runs with another world than the spec's."""
-    wanted = training_counts(observed.job.spec)
+    wanted = training_counts(observed.effective_job.spec)
     if _is_current(observed, wanted):
         return None
     message = f"resized to {count_roles(wanted)}; {describe_resume(observed)}"
@@ -44,7 +44,7 @@ PATIENCE = timedelta(seconds=60)
 
 def elastic(observed: Observed, now: datetime) -> Plan | None:
     """Shrink a job that waits for an unavailable worker, or grow one whose missing worker has joined."""
-    if observed.job.spec.worker.min_replicas is None or not observed.in_place:
+    if observed.effective_job.spec.worker.min_replicas is None or not observed.in_place:
         return None
     return _grown(observed, now) if is_true(observed.status, RUNNING) else _shrunk(observed, now)
 
@@ -52,7 +52,7 @@ def elastic(observed: Observed, now: datetime) -> Plan | None:
 def patience_left(observed: Observed, now: datetime) -> timedelta | None:
     """Return the time until a waiting job may continue with fewer workers, or None."""
     since = waiting_since(observed)
-    if observed.job.spec.worker.min_replicas is None or since is None:
+    if observed.effective_job.spec.worker.min_replicas is None or since is None:
         return None
     return since + PATIENCE - now
 
@@ -65,11 +65,11 @@ def _shrunk(observed: Observed, now: datetime) -> Plan | None:
     workers = _workers(observed)
     others = {r for r in observed.training_replicas if r.role != "worker"}
     present = [r for r in workers if r in running]
-    if leader(observed.job.spec) not in running or not others <= running:
+    if leader(observed.effective_job.spec) not in running or not others <= running:
         return None
     chosen = _divisible(observed, present)
     without = tuple(r.name for r in workers if r not in chosen)
-    if len(chosen) < (observed.job.spec.worker.min_replicas or 0) or without == _known(observed):
+    if len(chosen) < (observed.effective_job.spec.worker.min_replicas or 0) or without == _known(observed):
         return None
     why = listed(who_is_missing(observed))
     message = f"{why}; continuing with {len(chosen)} of {len(workers)} workers until it is available"
@@ -93,7 +93,7 @@ def _resized(observed: Observed, message: str, without: tuple[str, ...], now: da
 
 
 def _workers(observed: Observed) -> list[Replica]:
-    return [r for r in desired_replicas(observed.job.spec) if r.role == "worker"]
+    return [r for r in desired_replicas(observed.effective_job.spec) if r.role == "worker"]
 
 
 def _known(observed: Observed) -> tuple[str, ...]:

@@ -19,16 +19,16 @@ from trainjob.core.failure import (
     describe_child,
     first_failure,
     is_mistake_at_start,
+    made,
     origin,
     restarts_of,
     trains_without,
-    used,
 )
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.stragglers import describe_suspects
 from trainjob_trainer.contract.exits import ExitCode
-from trainjob_trainer.contract.restarts import MOST_ALIKE
+from trainjob_trainer.contract.restarts import most_alike
 
 CULPRIT_GRACE = timedelta(seconds=10)
 """How long the controller waits, after a process lost its peer, to see which peer failed, and why."""
@@ -56,12 +56,14 @@ def failed(observed: Observed, now: datetime) -> Plan | None:
 def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
     """Record in the status a restart that the agents have made."""
     report, known = observed.agent_report, observed.status.restarts
-    made = report.restart_counts.restarts if report is not None else 0
-    if report is None or report.failure is None or made <= known.charged + known.uncharged:
+    restarts = report.restart_counts.restarts if report is not None else 0
+    if report is None or report.failure is None or restarts <= made(known):
         return None
     failure = describe_child(observed, report.failure)
-    number = max(1, used(restarts_of(observed)))  # progress may have reset the count before the report
-    count = _count(number, observed.job.spec.max_restarts) if failure.cause.counted else _NOT_COUNTED
+    number = max(1, restarts_of(observed).counted)  # progress may have reset the count before the report
+    count = (
+        _count(number, observed.effective_job.spec.max_restarts) if failure.cause.counted else _NOT_COUNTED
+    )
     how = "restarted alone" if report.failure.alone else f"restarted in place{origin(observed)}"
     message = f"{_what_happened(observed, failure)}; {how} ({count})"
     step = transitions.restarted_alone if report.failure.alone else transitions.restarted_in_place
@@ -89,11 +91,12 @@ def _culprit_wait(observed: Observed, failure: Failure, now: datetime) -> timede
 
 
 def _why_given_up(observed: Observed, failure: Failure) -> str | None:
-    spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
+    spent, allowed = restarts_of(observed).counted, observed.effective_job.spec.max_restarts
+    most = most_alike(failure.exit_code, failure.log, failure.step)
     if failure.cause.permanent or is_mistake_at_start(observed, failure):
         why = "a restart can't fix that"
-    elif failure.repeated or (failure.cause.counted and alike(observed, failure) >= MOST_ALIKE):
-        why = f"given up after the same failure {MOST_ALIKE} times in a row"
+    elif failure.repeated or (failure.cause.counted and alike(observed, failure) >= most):
+        why = f"given up after the same failure {most} times in a row"
     elif failure.given_up or (failure.cause.counted and spent >= allowed):
         used_up = f"{min(spent, allowed)} of {allowed} restarts used"
         why = used_up if allowed else "no restarts are allowed (maxRestarts: 0)"
@@ -109,7 +112,7 @@ def _what_happened(observed: Observed, failure: Failure) -> str:
 
 
 def _what_next(observed: Observed, failure: Failure) -> str:
-    spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
+    spent, allowed = restarts_of(observed).counted, observed.effective_job.spec.max_restarts
     count = _count(spent + 1, allowed) if failure.cause.counted else _NOT_COUNTED
     if trains_without(observed, failure.replica):
         return f"the others train on until it is back ({count})"

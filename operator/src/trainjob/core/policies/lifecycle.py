@@ -31,7 +31,7 @@ def finished(observed: Observed, now: datetime) -> Plan | None:
     if not is_finished(observed.status):
         return None
     stragglers = stop_pods(observed, observed.unfinished_pods)
-    ttl = observed.job.spec.ttl_seconds_after_finished
+    ttl = observed.effective_job.spec.ttl_seconds_after_finished
     ended = observed.status.completion_time
     if ttl is None or ended is None:
         return Plan(observed.status, stragglers)
@@ -132,7 +132,8 @@ def overdue(observed: Observed, now: datetime) -> Plan | None:
     left = time_left_of_deadline(observed, now)
     if left is None or left > timedelta(0):
         return None
-    message = f"ran longer than spec.activeDeadlineSeconds ({observed.job.spec.active_deadline_seconds} s)"
+    deadline = observed.effective_job.spec.active_deadline_seconds
+    message = f"ran longer than spec.activeDeadlineSeconds ({deadline} s)"
     return Plan(transitions.target_failure(observed, REASON, message, now))
 
 
@@ -141,7 +142,7 @@ def overdue(observed: Observed, now: datetime) -> Plan | None:
 
 def suspended(observed: Observed, now: datetime) -> Plan | None:
     """Stop the pods of a suspended job, or start a new attempt of a resumed one."""
-    if not observed.job.spec.suspend:
+    if not observed.effective_job.spec.suspend:
         return _resumed(observed, now)
     running, awaited = observed.unfinished_pods, awaited_pods(observed, now)
     message = "suspended; set spec.suspend to false to continue"

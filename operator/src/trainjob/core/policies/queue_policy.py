@@ -130,7 +130,7 @@ def _workload_refusal(observed: Observed) -> Refusal | None:
 def _missing_class(observed: Observed) -> str:
     """Return `: ` and which priority class doesn't exist, or an empty text."""
     try:
-        build_priority(observed.job, observed.settings.kueue or "", observed.queue_objects)
+        build_priority(observed.effective_job, observed.settings.kueue or "", observed.queue_objects)
     except LookupError as error:
         return f": {error}"
     return ""
@@ -202,7 +202,7 @@ def workload_actions(observed: Observed, status: TrainJobStatus, now: datetime) 
 def _creation(observed: Observed, now: datetime) -> tuple[Action, ...]:
     refusal = _workload_refusal(observed)
     waits = refusal is not None and refusal.patience_left(now) > timedelta(0)
-    if observed.parsed is None or observed.job.spec.suspend or waits:
+    if observed.parsed is None or observed.effective_job.spec.suspend or waits:
         return ()
     if observed.prebuilt_name:
         return _adoption(observed, observed.parsed)
@@ -227,7 +227,7 @@ def _spec_changes(observed: Observed, found: Workload) -> dict[str, Any]:
     """
     if observed.prebuilt_name:
         return {}
-    job = observed.job
+    job = observed.effective_job
     spec: dict[str, Any] = {}
     inactive = _SUSPENDED if job.spec.suspend else _refused(observed, found)
     changes: dict[str, Any] = {}
@@ -290,7 +290,7 @@ def _give_back(found: Workload, status: TrainJobStatus, now: datetime) -> dict[s
 
 def _reclaimable(observed: Observed, found: Workload, status: TrainJobStatus) -> Mapping[str, int]:
     """Return how many pods of each role need no quota any more; Kueue lets these numbers only grow."""
-    wanted = replica_counts(observed.job.spec)
+    wanted = replica_counts(observed.effective_job.spec)
     assigned = observed.admission.counts if observed.admission is not None else {}
     free: dict[str, int] = {}
     for role, count in found.counts.items():

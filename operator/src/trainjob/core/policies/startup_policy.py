@@ -31,7 +31,7 @@ def yielded(observed: Observed, now: datetime) -> Plan | None:
     left = start_time_left(observed, now)
     if left is None or left > timedelta(0) or not observed.training_pods:
         return None
-    allowed = observed.job.spec.start_timeout_seconds
+    allowed = observed.effective_job.spec.start_timeout_seconds
     message = (
         f"{listed(who_is_missing(observed))}; yielded after {allowed} s (spec.startTimeoutSeconds),"
         " trying again within a minute"
@@ -53,7 +53,7 @@ def start_time_left(observed: Observed, now: datetime) -> timedelta | None:
     if since is None or not (unplaced or refused):
         return None
     begun = since if refused else max(since, min(unplaced))
-    return begun + timedelta(seconds=observed.job.spec.start_timeout_seconds) - now
+    return begun + timedelta(seconds=observed.effective_job.spec.start_timeout_seconds) - now
 
 
 def waiting_since(observed: Observed) -> datetime | None:
@@ -106,7 +106,7 @@ def who_is_missing(observed: Observed) -> list[str]:
 def describe_waiting(observed: Observed, pod: Pod, waiting: tuple[str, str]) -> str:
     """Return `worker 1 can't start: ImagePullBackOff: no such image`."""
     reason, detail = waiting
-    why = f"{reason}: {detail}{python_hint(observed.job.spec, detail)}" if detail else reason
+    why = f"{reason}: {detail}{python_hint(observed.effective_job.spec, detail)}" if detail else reason
     return f"{pod.replica.title} can't start: {why}"
 
 
@@ -117,7 +117,7 @@ def describe_slow(observed: Observed, pod: Pod) -> str:
     """
     event = observed.pod_events.get(pod.name)
     warning = f"{event.reason}: {event.message}" if event is not None and event.is_warning else ""
-    code = observed.job.spec.code
+    code = observed.effective_job.spec.code
     such = f", such as its code in ConfigMap {code.config_map}" if code is not None else ""
     place = f" on node {pod.node}" if pod.node else ""
     if pod.activity:

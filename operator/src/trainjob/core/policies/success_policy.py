@@ -47,7 +47,7 @@ class EvaluatorStep:
 
 def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
     """Create the evaluator, or replace it after a failure, at most `spec.maxRestarts` times."""
-    if observed.job.spec.evaluator.replicas == 0:
+    if observed.effective_job.spec.evaluator.replicas == 0:
         return EvaluatorStep(stop_pods(observed, observed.evaluator_pods), done=True)
     pods = observed.evaluator_pods
     if not pods:
@@ -66,7 +66,7 @@ def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
             problem, left = describe_slow(observed, newest), RECHECK
         return EvaluatorStep((*older, *stop_pods(observed, misplaced)), requeue=left, problem=problem)
     cause = describe_pod(observed, newest).cause
-    if newest.incarnation > observed.job.spec.max_restarts and cause.counted:
+    if newest.incarnation > observed.effective_job.spec.max_restarts and cause.counted:
         return EvaluatorStep(older, done=True, problem=f"the evaluator {cause.text}")
     left = _pause_left(newest, now)
     if left > timedelta(0):
@@ -79,7 +79,7 @@ def _restarted(observed: Observed, gone: Pod) -> Event:
     failure = describe_pod(observed, gone)
     count = "not counted against maxRestarts"
     if failure.cause.counted:
-        count = f"restart {gone.incarnation} of {observed.job.spec.max_restarts}"
+        count = f"restart {gone.incarnation} of {observed.effective_job.spec.max_restarts}"
     return Event("Warning", "EvaluatorRestarted", f"{failure.sentence}; it starts again ({count})")
 
 
@@ -98,7 +98,7 @@ def _create(
     observed: Observed, incarnation: int, now: datetime, after: tuple[Action, ...] = ()
 ) -> EvaluatorStep:
     pod = CreatePod(
-        observed.job,
+        observed.effective_job,
         Replica(EVALUATOR, 0),
         incarnation=incarnation,
         attempt=incarnation,
@@ -154,12 +154,12 @@ def succeeded(observed: Observed, now: datetime) -> Plan | None:
 
 
 def _training_finished(observed: Observed, now: datetime) -> Plan | None:
-    roles = finishing_roles(observed.job.spec)
+    roles = finishing_roles(observed.effective_job.spec)
     replicas = {r for r in observed.training_replicas if r.role in roles}
     ended = {p.replica for p in observed.training_pods if p.state is PodState.SUCCEEDED and not p.deleted}
     if not replicas <= ended and not _had_finished(observed):
         return None
-    scoring = bool(observed.job.spec.evaluator.replicas) and _has_reported(observed)
+    scoring = bool(observed.effective_job.spec.evaluator.replicas) and _has_reported(observed)
     message = _training_done(observed) + ("; the evaluator scores the final checkpoint" if scoring else "")
     return Plan(
         transitions.meet_success_criteria(observed, message, now),
@@ -176,7 +176,7 @@ def _had_finished(observed: Observed) -> bool:
 def _evaluator_time_left(observed: Observed, now: datetime) -> timedelta:
     met = find_condition(observed.status, SUCCESS_CRITERIA_MET)
     assert met is not None  # noqa: S101 - checked by the caller
-    allowed = timedelta(seconds=observed.job.spec.evaluator.completion_timeout_seconds)
+    allowed = timedelta(seconds=observed.effective_job.spec.evaluator.completion_timeout_seconds)
     return active_since(observed.status, met.last_transition_time) + allowed - now
 
 
@@ -195,11 +195,11 @@ def _outcome(observed: Observed, step: EvaluatorStep, *, timed_out: bool) -> str
 
 
 def _training_done(observed: Observed) -> str:
-    report = observed.report_of(leader(observed.job.spec))
+    report = observed.report_of(leader(observed.effective_job.spec))
     if _had_finished(observed):
         return "training had finished before the job was restored from a backup"
     if report is not None and report.already_finished:
-        output = root_folder(observed.job)
+        output = root_folder(observed.effective_job)
         return (
             f"training had finished already: the output {output} is of the same spec (to train again, set"
             " spec.output.resume: Never)"
