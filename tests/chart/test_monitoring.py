@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import yaml
 from testbed.debian import unpacked
 
 from support.kube.chart import ALERTS, DASHBOARDS, alerts, panels, render
+from trainjob.controller.metrics import Metrics
 
 UNIT_TESTS = Path(__file__).with_name("alerts.test.yaml")
+NOT_SHOWN = {"trainjob_tasks"}
+"""Metrics that no panel shows: they are for those who look into the controller's event loop."""
 
 
 def promtool(*words: str | Path) -> str:
@@ -64,6 +68,25 @@ def test_a_sidecar_of_grafana_finds_the_dashboards() -> None:
     labels = own.objects.one("ConfigMap")["metadata"]["labels"]
     assert labels["team"] == "ml"
     assert "grafana_dashboard" not in labels
+
+
+async def test_panels_and_alerts_name_metrics_that_exist_and_panels_show_all_of_them() -> None:
+    metrics = Metrics()
+    metrics.show_jobs(list)
+    served = re.findall(r"^# TYPE (\w+) (\w+)", (await metrics.render()).decode(), re.MULTILINE)
+    series = {
+        name: {f"{name}_{part}" for part in ("bucket", "count", "sum")} if kind == "histogram" else {name}
+        for name, kind in served
+    }
+    shown, alerted = (
+        set(re.findall(r"\b(?:trainjob|process)_\w+", text))
+        for text in (
+            "".join(path.read_text() for path in DASHBOARDS),
+            str([rule["expr"] for rule in alerts()]),
+        )
+    )
+    assert shown | alerted <= set().union(*series.values())
+    assert {n for n in series if n.startswith("trainjob_") and not series[n] & shown} == NOT_SHOWN
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from trainjob.codegen import dashboards, pod_schema, rbac
+from trainjob.codegen import pod_schema, rbac
 from trainjob.codegen.crd import released_crd_text
 from trainjob.codegen.reference import (
     NOTEBOOK,
@@ -81,8 +81,6 @@ GENERATED: Mapping[str, Callable[[str], str]] = {
     "charts/trainjob/files/gang-rules.yaml": lambda _: rbac.rules_text(rbac.gang_rules()),
     "charts/trainjob/files/edit-rules.yaml": lambda _: rbac.rules_text(rbac.EDIT_RULES),
     "charts/trainjob/files/view-rules.yaml": lambda _: rbac.rules_text(rbac.VIEW_RULES),
-    "charts/trainjob/files/dashboard-controller.json": lambda _: dashboards.controller_text(),
-    "charts/trainjob/files/dashboard-jobs.json": lambda _: dashboards.jobs_text(),
     "docs/reference/trainjob.schema.json": lambda _: editor_schema_text(),
     "docs/reference/api.md": lambda _: reference_text(),
     "docs/reference/patches.md": lambda _: patches_text(),
