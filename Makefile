@@ -67,7 +67,7 @@ format: $(SYNCED)  ## Bring the sources into shape.
 	@$(BIN)/ruff check --fix --quiet $(PACKAGES) || true
 	@$(BIN)/ruff format $(PACKAGES)
 
-generate: $(SYNCED)  ## Write what is generated: the CRD, roles, the editors' schema, reference pages.
+generate: $(SYNCED)  ## Write what is generated: the CRD, the editors' schema, reference pages.
 	@$(BIN)/python -m trainjob.codegen
 
 release-check: check  ## Build and check all that a release publishes; images need Linux and root.

@@ -26,7 +26,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "Dockerfile": ("\nARG VERSION=",),
     "examples/Dockerfile": ("/trainer:",),
     "manifests/base/kustomization.yaml": ("app.kubernetes.io/version: ", "newTag: "),
-    "manifests/overlays/one-namespace/jobs/kustomization.yaml": ("app.kubernetes.io/version: ",),
+    "manifests/overlays/one-namespace/kustomization.yaml": ("app.kubernetes.io/version: ",),
     "manifests/overlays/kueue/kustomization.yaml": ("app.kubernetes.io/version: ",),
     "manifests/overlays/gangs/kustomization.yaml": ("app.kubernetes.io/version: ",),
     "docs/cli.md": ("trainjob     ", "CRD          ", "controller   "),

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trainjob.codegen import pod_schema, rbac
+from trainjob.codegen import pod_schema
 from trainjob.codegen.__main__ import GENERATED, drift, find_repository, main
-from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,35 +104,3 @@ def test_a_field_that_is_described_in_another_way_is_not_passed_over() -> None:
 def test_outside_of_the_repository(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not inside the repository"):
         find_repository(tmp_path)
-
-
-def test_every_permission_is_granted_once() -> None:
-    rules = [*rbac.controller_rules(), *rbac.own_rules(lease="lease", key="key")]
-    granted = sorted((r.group, resource, verb) for r in rules for resource in r.resources for verb in r.verbs)
-    assert granted == sorted((p.group, p.resource, verb) for p in PERMISSIONS for verb in p.verbs)
-
-
-def test_all_but_creating_is_for_one_lease_and_one_secret() -> None:
-    named = {rule.resources: rule.name for rule in rbac.own_rules(lease="lease", key="key") if rule.name}
-    assert named == {("leases",): "lease", ("secrets",): "key"}
-    for rule in rbac.own_rules(lease="lease", key="key"):
-        assert (rule.name == "") == (rule.verbs == ("create",))
-
-
-def test_the_controller_is_granted_nothing_that_leads_further() -> None:
-    for permission in PERMISSIONS:
-        assert permission.resource not in ("pods/exec", "serviceaccounts/token")
-        assert not any("role" in word for word in (permission.resource, permission.group))
-        assert "*" not in (permission.group, permission.resource, *permission.verbs)
-        if permission.scope is PermissionScope.OPERATOR:
-            assert permission.resource in ("leases", "secrets")
-        elif permission.resource == "secrets":
-            assert permission.verbs == ("create", "delete")
-
-
-@pytest.mark.parametrize("rules", [rbac.controller_rules(), rbac.EDIT_RULES, rbac.VIEW_RULES])
-def test_rules_are_yaml(rules: tuple[rbac.Rule, ...]) -> None:
-    read = yaml.safe_load(rbac.rules_text(rules))
-    assert [(r["apiGroups"], tuple(r["resources"]), tuple(r["verbs"])) for r in read] == [
-        ([r.group], r.resources, r.verbs) for r in rules
-    ]

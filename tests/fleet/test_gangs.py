@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from testbed import Cluster
 
+from support.kube.chart import CONTROLLER_RULES, GANG_RULES
 from support.kube.gangs import (
     COSCHEDULING,
     DEFAULT,
@@ -32,7 +33,6 @@ from support.world.jobs import build_job
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 from trainjob.cluster.kube.transport import Call
-from trainjob.codegen.rbac import GANG_PERMISSIONS, PERMISSIONS
 from trainjob.controller import Controller
 from trainjob.core.gangs import POD_GROUP_APIS
 from trainjob.core.settings import Bundle, Settings
@@ -141,7 +141,7 @@ class Place:
 @pytest.fixture(params=SCHEDULERS)
 async def place(plane: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     namespace = plane.create_namespace()
-    access = grant(plane, namespace, tmp_path, (*PERMISSIONS, *GANG_PERMISSIONS))
+    access = grant(plane, namespace, tmp_path, CONTROLLER_RULES + GANG_RULES)
     async with AsyncExitStack() as stack:
         admin = await stack.enter_async_context(open_admin(plane))
         place = Place(plane, admin, namespace, request.param)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from testbed import Cluster, Unfit
 
+from support.kube.chart import CONTROLLER_RULES, KUEUE_CLUSTER_RULES, KUEUE_RULES
 from support.kube.gangs import make_nodes
 from support.kube.helm import own_plane
 from support.kube.kube_cluster import running
@@ -24,7 +25,6 @@ from support.world.jobs import build_job
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import EVENTS, PODS, TRAINJOBS
 from trainjob.cluster.kube.transport import Call
-from trainjob.codegen.rbac import KUEUE_CLUSTER_PERMISSIONS, KUEUE_PERMISSIONS, PERMISSIONS
 from trainjob.controller import Controller
 from trainjob.core.settings import Bundle, Settings
 
@@ -135,7 +135,7 @@ async def place(
 async def open_place(kueue: Kueue, namespace: str, folder: Path) -> AsyncIterator[Place]:
     cluster = kueue.cluster
     kueue.make_queue(namespace, cpus=3)
-    access = grant(cluster, namespace, folder, (*PERMISSIONS, *KUEUE_PERMISSIONS))
+    access = grant(cluster, namespace, folder, CONTROLLER_RULES + KUEUE_RULES)
     _grant_everywhere(cluster, namespace)
     async with AsyncExitStack() as stack:
         admin = await stack.enter_async_context(open_admin(cluster))
@@ -154,13 +154,9 @@ async def open_place(kueue: Kueue, namespace: str, folder: Path) -> AsyncIterato
 
 
 def _grant_everywhere(cluster: Cluster, namespace: str) -> None:
-    rules = [
-        {"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)}
-        for p in KUEUE_CLUSTER_PERMISSIONS
-    ]
     rbac, name = "rbac.authorization.k8s.io", f"controller-{namespace}"
     head = {"apiVersion": f"{rbac}/v1", "metadata": {"name": name}}
-    cluster.apply({**head, "kind": "ClusterRole", "rules": rules})
+    cluster.apply({**head, "kind": "ClusterRole", "rules": KUEUE_CLUSTER_RULES})
     subject = {"kind": "ServiceAccount", "name": "controller", "namespace": namespace}
     role = {"apiGroup": rbac, "kind": "ClusterRole", "name": name}
     cluster.apply({**head, "kind": "ClusterRoleBinding", "roleRef": role, "subjects": [subject]})

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from support.kube.apiserver import FakeApiServer
+from support.kube.chart import KUEUE_CLUSTER_RULES, KUEUE_RULES, allowed
 from support.kube.kube_cluster import QUICK, open_kube, running, until
 from support.kube.kubelet import GhostAgents, Kubelet
 from support.world.kueue import build_queued_job
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.transport import Call
-from trainjob.codegen.rbac import KUEUE_CLUSTER_PERMISSIONS, KUEUE_PERMISSIONS
 from trainjob.controller import Controller
 from trainjob.core.names import JobKey
 from trainjob.core.settings import Settings
@@ -98,8 +98,7 @@ async def test_a_life_in_a_queue_needs_the_permissions_of_the_table() -> None:
             server.put({**stored, "metadata": {**stored["metadata"], "labels": {}}})
             await until(lambda: len(server.all("Workload")) == 1)
     made = {(call.group, call.resource, call.verb) for call in calls}
-    tables = (*KUEUE_PERMISSIONS, *KUEUE_CLUSTER_PERMISSIONS)
-    granted = {(p.group, p.resource, verb) for p in tables for verb in p.verbs}
+    granted = set(allowed(KUEUE_RULES + KUEUE_CLUSTER_RULES))
     groups = ("kueue.x-k8s.io", "scheduling.k8s.io", "visibility.kueue.x-k8s.io")
     kueues = {call for call in made if call[0] in groups}
     assert kueues == granted - {("kueue.x-k8s.io", "workloads", "get")}  # after a conflict

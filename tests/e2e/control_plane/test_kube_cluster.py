@@ -304,7 +304,7 @@ async def test_watches_continue_after_their_time(access: Access, admin: ApiClien
 async def test_an_account_without_permission_gets_an_error_and_never_synced(
     control_plane: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    access = grant(control_plane, namespace, tmp_path, permissions=())
+    access = grant(control_plane, namespace, tmp_path, rules=())
     codes: set[int] = set()
     async with (
         open_real(access, namespace, on_call=lambda call: codes.add(call.code), feed=False) as kube,

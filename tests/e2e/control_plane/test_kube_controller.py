@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from testbed import Cluster
 
+from support.kube.chart import CONTROLLER_RULES, allowed
 from support.kube.havoc import Havoc
 from support.kube.kube_cluster import running
 from support.kube.kubelet import GhostAgents
@@ -32,7 +33,6 @@ from trainjob.cluster.kube.config import Access, build_tls, from_kubeconfig
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.cluster.kube.resources import DEPENDENTS, NETWORK_POLICIES, PODS, TRAINJOBS
 from trainjob.cluster.kube.transport import Call
-from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 from trainjob.controller import Controller
 from trainjob.core.manifests import build_network_policy, build_objects, build_program
 from trainjob.core.observed import is_same_policy
@@ -274,12 +274,7 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
     """Under an account that has these permissions and no others, the calls made are those of the table."""
     monkeypatch.setattr(agent_programs, "CHECKED_SECONDS", 0.0)  # so that each program is looked at
     calls: list[Call] = []
-    table = {
-        (p.group, p.resource, verb)
-        for p in PERMISSIONS
-        if p.scope is PermissionScope.JOBS
-        for verb in p.verbs
-    }
+    table = set(allowed(CONTROLLER_RULES))
     # Nobody calls finalizers: the API server asks for it when an object with blockOwnerDeletion is created.
     expected = table - {("trainjob.dev", "trainjobs/finalizers", "update")}
 

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from boards import fill
 from testbed import Cluster
 from testbed.prometheus import Prometheus, run_prometheus
 
-from support.kube.chart import ALERTS, DASHBOARDS, alerts, panels
+from support.kube.chart import ALERTS, CONTROLLER_RULES, DASHBOARDS, OWN_RULES, alerts, panels
 from support.kube.controller import ControllerProcess, run_controller
 from support.kube.fake_agents import FakeAgent, build_report
 from support.kube.kube_cluster import running
@@ -26,7 +25,6 @@ from support.world.jobs import build_job
 from trainjob.api import AGENT_PORT
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import PODS, SECRETS, SERVICES, TRAINJOBS
-from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 from trainjob.core.agent import job_token
 from trainjob.core.names import LABEL_JOB
 
@@ -138,7 +136,7 @@ async def observed(
 async def test_prometheus_has_data_for_every_panel_and_alert(
     control_plane: Cluster, admin: ApiClient, namespace: str, tmp_path: Path
 ) -> None:
-    grant(control_plane, namespace, tmp_path, [replace(p, scope=PermissionScope.JOBS) for p in PERMISSIONS])
+    grant(control_plane, namespace, tmp_path, CONTROLLER_RULES + OWN_RULES)
     kubeconfig = tmp_path / f"{namespace}-{ACCOUNT}.kubeconfig"
     options = (f"--namespace={namespace}", f"--lease-namespace={namespace}")
     async with (

@@ -7,20 +7,19 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from testbed import Cluster
 
+from support.kube.chart import CONTROLLER_RULES, OWN_RULES
 from support.kube.controller import ControllerProcess, run_controller
 from support.kube.kube_cluster import running
 from support.kube.real_kube import ACCOUNT, RealKubelet, grant, states
 from support.world.jobs import build_job
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import BY_KIND, PODS, TRAINJOBS, Resource
-from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 from trainjob.controller.election import LEASES
 
 Manifest = dict[str, Any]
@@ -73,7 +72,7 @@ class Place:
 
 @pytest.fixture
 def place(control_plane: Cluster, admin: ApiClient, namespace: str, tmp_path: Path) -> Place:
-    grant(control_plane, namespace, tmp_path, [replace(p, scope=PermissionScope.JOBS) for p in PERMISSIONS])
+    grant(control_plane, namespace, tmp_path, CONTROLLER_RULES + OWN_RULES)
     return Place(admin, namespace, tmp_path / f"{namespace}-{ACCOUNT}.kubeconfig")
 
 

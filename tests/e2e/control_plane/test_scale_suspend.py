@@ -8,20 +8,19 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from testbed import Cluster, KubectlError
 
+from support.kube.chart import CONTROLLER_RULES, OWN_RULES
 from support.kube.controller import ControllerProcess, run_controller
 from support.kube.kube_cluster import running
 from support.kube.real_kube import ACCOUNT, RealKubelet, eventually, grant
 from support.world.jobs import build_plain_job
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import DEPENDENTS, PODS, TRAINJOBS
-from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 
 Manifest = dict[str, Any]
 
@@ -85,8 +84,7 @@ async def place(control_plane: Cluster, admin: ApiClient, namespace: str) -> Asy
 
 @pytest.fixture
 async def controller(place: Place, tmp_path: Path) -> AsyncIterator[ControllerProcess]:
-    everything = [replace(permission, scope=PermissionScope.JOBS) for permission in PERMISSIONS]
-    grant(place.cluster, place.namespace, tmp_path, everything)
+    grant(place.cluster, place.namespace, tmp_path, CONTROLLER_RULES + OWN_RULES)
     kubeconfig = tmp_path / f"{place.namespace}-{ACCOUNT}.kubeconfig"
     async with at_work(kubeconfig, place.namespace, place.namespace) as process:
         yield process

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ NAMESPACED_KINDS = {
     "ConfigMap", "Deployment", "Job", "NetworkPolicy", "Pod", "PodDisruptionBudget", "PrometheusRule", "Role",
     "RoleBinding", "Service", "ServiceAccount", "ServiceMonitor",
 }  # fmt: skip
+
+
+def read_rules(name: str) -> list[Manifest]:
+    """The rules of the chart's file; own-rules.yaml has templates as names."""
+    rules: list[Manifest] = yaml.safe_load((CHART / f"files/{name}-rules.yaml").read_text())
+    return rules
+
+
+CONTROLLER_RULES = read_rules("controller")
+OWN_RULES = [{**rule, "resourceNames": []} for rule in read_rules("own")]
+"""For objects of any name."""
+KUEUE_RULES, KUEUE_CLUSTER_RULES, GANG_RULES = map(read_rules, ("kueue", "kueue-cluster", "gang"))
+
 MONITORED = {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboards")}
 """All that is off by default."""
 
@@ -100,6 +114,11 @@ def kustomize(folder: str) -> Objects:
     )
     assert answer.returncode == 0, answer.stderr
     return Objects(documents(answer.stdout))
+
+
+def allowed(rules: Iterable[Manifest]) -> list[tuple[str, str, str]]:
+    """The calls that the rules allow: group, resource with subresource, verb."""
+    return [call for r in rules for call in product(r["apiGroups"], r["resources"], r["verbs"])]
 
 
 def panels(dashboard: Path) -> list[Manifest]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,15 +13,13 @@ from typing import Any
 from testbed import Cluster
 from testbed.waiting import until
 
+from support.kube.chart import CONTROLLER_RULES, Manifest
 from support.kube.kube_cluster import open_kube
 from trainjob.cluster import ClusterError
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access, from_kubeconfig
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
-from trainjob.codegen.rbac import PERMISSIONS, Permission, PermissionScope
-
-Manifest = dict[str, Any]
 
 REPOSITORY = Path(__file__).parents[3]
 ACCOUNT = "controller"
@@ -43,17 +41,9 @@ def await_crd(cluster: Cluster, name: str) -> None:
 
 
 def grant(
-    cluster: Cluster,
-    namespace: str,
-    folder: Path,
-    permissions: Iterable[Permission] = PERMISSIONS,
+    cluster: Cluster, namespace: str, folder: Path, rules: Sequence[Manifest] = CONTROLLER_RULES
 ) -> Access:
     """Make a service account that may do this in the namespace, and return its access."""
-    rules = [
-        {"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)}
-        for p in permissions
-        if p.scope is PermissionScope.JOBS
-    ]
     rbac = "rbac.authorization.k8s.io"
     meta = {"name": ACCOUNT, "namespace": namespace}
     cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})

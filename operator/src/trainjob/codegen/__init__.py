@@ -1,1 +1,1 @@
-"""Generators of files from the typed model and the table of permissions; never imported at run time."""
+"""Generators of files from the typed model; never imported at run time."""

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from trainjob.codegen import pod_schema, rbac
+from trainjob.codegen import pod_schema
 from trainjob.codegen.crd import released_crd_text
 from trainjob.codegen.reference import (
     NOTEBOOK,
     editor_schema_text,
     notebook_text,
     patches_text,
-    permissions_text,
     reference_text,
 )
 
@@ -64,27 +63,12 @@ def find_repository(folder: Path) -> Repository:
 
 
 _MOST_LINES = 40
-_LEASE = "{{ include `trainjob.fullname` . }}"
-_KEY = "{{ include `trainjob.agentKeyName` . }}"
-"""Templates for the names; they have no double quotes, since YAML puts them between such."""
 
 GENERATED: Mapping[str, Callable[[str], str]] = {
     "manifests/crd/crd.yaml": released_crd_text,  # the chart has a symbolic link to it, which Helm follows
-    "manifests/base/rbac.yaml": lambda _: rbac.cluster_wide_text(),
-    "manifests/overlays/one-namespace/jobs/rbac.yaml": lambda _: rbac.one_namespace_text(),
-    "charts/trainjob/files/controller-rules.yaml": lambda _: rbac.rules_text(rbac.controller_rules()),
-    "charts/trainjob/files/own-rules.yaml": lambda _: rbac.rules_text(rbac.own_rules(lease=_LEASE, key=_KEY)),
-    "manifests/overlays/kueue/rbac.yaml": lambda _: rbac.kueue_text(),
-    "charts/trainjob/files/kueue-rules.yaml": lambda _: rbac.rules_text(rbac.kueue_rules()),
-    "charts/trainjob/files/kueue-cluster-rules.yaml": lambda _: rbac.rules_text(rbac.kueue_cluster_rules()),
-    "manifests/overlays/gangs/rbac.yaml": lambda _: rbac.gang_text(),
-    "charts/trainjob/files/gang-rules.yaml": lambda _: rbac.rules_text(rbac.gang_rules()),
-    "charts/trainjob/files/edit-rules.yaml": lambda _: rbac.rules_text(rbac.EDIT_RULES),
-    "charts/trainjob/files/view-rules.yaml": lambda _: rbac.rules_text(rbac.VIEW_RULES),
     "docs/reference/trainjob.schema.json": lambda _: editor_schema_text(),
     "docs/reference/api.md": lambda _: reference_text(),
     "docs/reference/patches.md": lambda _: patches_text(),
-    "docs/reference/permissions.md": lambda _: permissions_text(),
     "docs/notebook.md": lambda _: notebook_text(_read_source(NOTEBOOK)),
 }
 
