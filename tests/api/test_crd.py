@@ -27,17 +27,17 @@ FORMATS = {"integer": {"int32", "int64"}, "string": {"date-time", None}}
 
 
 def test_text_is_the_object_in_under_700_lines() -> None:
-    text = crd_text()
-    assert yaml.safe_load(text) == crd()
+    text = crd_text("1.2.3")
+    assert yaml.safe_load(text) == crd("1.2.3")
     assert len(text.splitlines()) < 700
-    assert text == crd_text()
+    assert text == crd_text("1.2.3")
     assert "&id" not in text
 
 
 def test_names_subresources_and_columns() -> None:
-    spec = crd()["spec"]
+    spec = crd("1.2.3")["spec"]
     (version,) = spec["versions"]
-    assert crd()["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}"
+    assert crd("1.2.3")["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}"
     assert spec["names"]["shortNames"] == ["tj"]
     assert spec["names"]["categories"] == ["all"]
     assert version["subresources"]["status"] == {}
@@ -51,7 +51,7 @@ def test_names_subresources_and_columns() -> None:
 
 
 def test_columns_have_the_type_of_their_field() -> None:
-    for column in crd()["spec"]["versions"][0]["additionalPrinterColumns"]:
+    for column in crd("1.2.3")["spec"]["versions"][0]["additionalPrinterColumns"]:
         if column["type"] != "date":
             assert schema_at(object_schema(), column["jsonPath"].removeprefix("."))["type"] == column["type"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,34 +29,17 @@ from trainjob.installation.crd_update import VERSION_ANNOTATION
 
 Schema = dict[str, Any]
 
+_PODS = json.loads((files("trainjob.api") / "pod_schema.json").read_text(encoding="utf-8"))["types"]
+_NEWER = {"PodSpec": ("workloadRef",)}
+"""Fields of Kubernetes 1.35, which `pod_schema.json` doesn't have yet."""
+
 FIELDS: dict[str, tuple[str, ...]] = {
-    kind: tuple(names.split())
-    for kind, names in {
-        "PodTemplateSpec": "metadata spec",
-        "PodSpec": """activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig
-            dnsPolicy enableServiceLinks ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers
-            hostname hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead
-            preemptionPolicy priority priorityClassName readinessGates resourceClaims resources restartPolicy
-            runtimeClassName schedulerName schedulingGates securityContext serviceAccount serviceAccountName
-            setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations
-            topologySpreadConstraints volumes workloadRef""",
-        "Container": """args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports
-            readinessProbe resizePolicy resources restartPolicy restartPolicyRules securityContext
-            startupProbe stdin stdinOnce terminationMessagePath terminationMessagePolicy tty volumeDevices
-            volumeMounts workingDir""",
-        "EnvVar": "name value valueFrom",
-        "VolumeMount": "mountPath mountPropagation name readOnly recursiveReadOnly subPath subPathExpr",
-        "Volume": """awsElasticBlockStore azureDisk azureFile cephfs cinder configMap csi downwardAPI emptyDir
-            ephemeral fc flexVolume flocker gcePersistentDisk gitRepo glusterfs hostPath image iscsi name nfs
-            persistentVolumeClaim photonPersistentDisk portworxVolume projected quobyte rbd scaleIO secret
-            storageos vsphereVolume""",
-        "ResourceRequirements": "claims limits requests",
-        "Toleration": "effect key operator tolerationSeconds value",
-        "Affinity": "nodeAffinity podAffinity podAntiAffinity",
-        "CSIVolumeSource": "driver fsType nodePublishSecretRef readOnly volumeAttributes",
-        "EmptyDirVolumeSource": "medium sizeLimit",
-        "EphemeralVolumeSource": "volumeClaimTemplate",
-    }.items()
+    kind: (*_PODS[kind]["fields"], *_NEWER.get(kind, ()))
+    for kind in (
+        *("PodTemplateSpec", "PodSpec", "Container", "EnvVar", "VolumeMount", "Volume"),
+        *("ResourceRequirements", "Toleration", "Affinity"),
+        *("CSIVolumeSource", "EmptyDirVolumeSource", "EphemeralVolumeSource"),
+    )
 }
 """By Kubernetes' name of the kind."""
 
@@ -102,8 +86,12 @@ def written_out(model: type[BaseModel]) -> Schema:
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
     flat = dict(schema)
     while "anyOf" in flat or "$ref" in flat:
-        said = {key: value for key, value in flat.items() if key not in ("anyOf", "$ref")}
-        flat = _inner(flat, definitions) | said
+        outer = {key: value for key, value in flat.items() if key not in ("anyOf", "$ref")}
+        if "$ref" in flat:
+            inner = definitions[flat["$ref"].rsplit("/", 1)[-1]]
+        else:  # null besides the one choice is the default of an optional field, which is left out
+            (inner,) = (choice for choice in flat["anyOf"] if choice.get("type") != "null")
+        flat = {**inner, **outer}
     if "const" in flat:
         flat["enum"] = [flat["const"]]
     # True and False add nothing: unknown fields are pruned unless they are preserved.
@@ -117,15 +105,6 @@ def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
             name: _resolved(field, definitions) for name, field in flat["properties"].items()
         }
     return {key: flat[key] for key in _KEPT if key in flat and flat[key] is not None}
-
-
-def _inner(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """Return the schema behind a reference or a choice; a choice has one option besides null."""
-    if "$ref" in schema:
-        return dict(definitions[schema["$ref"].rsplit("/", 1)[-1]])
-    (choice,) = (choice for choice in schema["anyOf"] if choice.get("type") != "null")
-    # A null in the outer schema is the default of an optional field, which is left out.
-    return dict(choice)
 
 
 def schema_at(root: Schema, path: str) -> Schema:
@@ -274,12 +253,19 @@ def object_schema() -> Schema:
             default = json.dumps(part["default"]) if isinstance(part["default"], bool) else part["default"]
             part["description"] += f" Defaults to {default}."
     for rule in RULES:
-        schema_at(schema, rule.at).setdefault("x-kubernetes-validations", []).append(_validation(rule))
+        validation = {
+            "rule": rule.cel,
+            "message": rule.message,
+            "messageExpression": rule.message_expression,
+            "fieldPath": rule.field_path,
+        }
+        rules = schema_at(schema, rule.at).setdefault("x-kubernetes-validations", [])
+        rules.append({key: text for key, text in validation.items() if text})
     return schema
 
 
-def crd(annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the CustomResourceDefinition as JSON."""
+def crd(release: str) -> dict[str, Any]:
+    """Return the CustomResourceDefinition of a release as JSON."""
     version = {
         "name": VERSION,
         "served": True,
@@ -303,20 +289,19 @@ def crd(annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
         "shortNames": [SHORT_NAME],
         "categories": ["all"],
     }
-    metadata: dict[str, Any] = {"name": f"{PLURAL}.{GROUP}"}
-    if annotations:
-        metadata["annotations"] = dict(annotations)
+    # Helm must not delete the CRD, even if it is part of a release: every TrainJob would be deleted too.
+    annotations = {VERSION_ANNOTATION: release, "helm.sh/resource-policy": "keep"}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": metadata,
+        "metadata": {"name": f"{PLURAL}.{GROUP}", "annotations": annotations},
         "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
     }
 
 
-def crd_text(annotations: Mapping[str, str] | None = None) -> str:
-    """Return the CustomResourceDefinition as YAML."""
-    return _HEADER + dump_yaml(crd(annotations), inline_depth=3)
+def crd_text(release: str) -> str:
+    """Return `manifests/crd/crd.yaml`."""
+    return _HEADER + dump_yaml(crd(release), inline_depth=3)
 
 
 def _finish_role(fields: Schema) -> None:
@@ -345,25 +330,3 @@ def _finish_status(status: Schema) -> None:
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
     }
-
-
-def _validation(rule: Rule) -> dict[str, str]:
-    words = {
-        "rule": rule.cel,
-        "message": rule.message,
-        "messageExpression": rule.message_expression,
-        "fieldPath": rule.field_path,
-    }
-    return {word: text for word, text in words.items() if text}
-
-
-# The released CustomResourceDefinition: annotated with its version, and kept by Helm.
-
-
-_KEEP = {"helm.sh/resource-policy": "keep"}
-"""Helm must not delete the CRD, even if it is part of a release: every TrainJob would be deleted too."""
-
-
-def released_crd_text(version: str) -> str:
-    """Return the CRD of this release as YAML."""
-    return crd_text({VERSION_ANNOTATION: version, **_KEEP})

@@ -11,7 +11,7 @@ from trainjob.api.fields import PRESERVED
 from trainjob.api.rules.size import LARGEST_PART, LARGEST_PODS
 from trainjob.api.rules.spec import NAME_FORM
 from trainjob.codegen.crd import COLUMNS, RULES, Schema, object_schema, schema_at
-from trainjob_trainer.patches import PATCHES, Patch
+from trainjob_trainer.patches import PATCHES
 
 # The JSON schema for editors.
 
@@ -178,8 +178,10 @@ def _rules() -> Iterator[str]:
     for rule in RULES:
         if rule.is_about_changes:
             continue
-        field = (rule.at + rule.field_path).lstrip(".")
-        yield f"- `{field}`: {rule.message}" if field else f"- {_with_code(rule.message)}"
+        field, message = (rule.at + rule.field_path).lstrip("."), rule.message
+        if not field:
+            field, message = message.split(": ", 1)
+        yield f"- `{field}`: {message}"
     yield ""
     yield (
         "Once a job exists only `spec.suspend`, `spec.activeDeadlineSeconds`, `spec.ttlSecondsAfterFinished`"
@@ -191,11 +193,6 @@ def _rules() -> Iterator[str]:
         f" role of more than {LARGEST_PART // 1024} KiB as JSON, and one whose pods repeat more than"
         f" {LARGEST_PODS // 2**20} MiB of them together."
     )
-
-
-def _with_code(message: str) -> str:
-    field, sentence = message.split(": ", 1)
-    return f"`{field}`: {sentence}"
 
 
 def _columns() -> Iterator[str]:
@@ -228,14 +225,12 @@ still have. `TRAIN_WITHOUT=reduce,saving` in a container's `env` leaves rows out
 
 def patches_text() -> str:
     """Return `docs/reference/patches.md`."""
-    rows = [f"| `{one.name}` | {one.targets} | {one.mends} | {_fault_of(one)} |" for one in PATCHES]
+    rows = []
+    for patch in PATCHES:
+        modules = ", ".join(f"`{module}`" for module in patch.fault)
+        fault = f"[{modules}]({patch.upstream})" if patch.upstream else modules or "-"
+        rows.append(f"| `{patch.name}` | {patch.targets} | {patch.mends} | {fault} |")
     return _PATCHES.format(rows="\n".join(rows))
-
-
-def _fault_of(patch: Patch) -> str:
-    """Return where the fault is, as a link to the issue if there is one; a dash for a job's own matter."""
-    where = ", ".join(f"`{module}`" for module in patch.fault)
-    return f"[{where}]({patch.upstream})" if patch.upstream else where or "-"
 
 
 # The page that shows the notebook: Zensical shows Markdown only.
