@@ -1,6 +1,6 @@
 """Agents of another version than the controller: training, a crash, and another number of workers.
 
-`agents/5adbae6.pyz` is the bundle that the controller of that commit gave to its pods: agent and trainer
+`agents/f3f413d.pyz` is the bundle that the controller of that commit gave to its pods: agent and trainer
 library. The bundle of the next version is today's, whose reports hold what no controller of today knows.
 """
 
@@ -22,7 +22,7 @@ from support.cli.running import SCRIPTS, TRAINJOB, processes_of, started_run, wr
 from trainjob.cluster.agents import build_bundle
 from trainjob_trainer import contract
 
-BEFORE = Path(__file__).parent / "agents" / "5adbae6.pyz"
+BEFORE = Path(__file__).parent / "agents" / "f3f413d.pyz"
 STEPS = 4000
 UNKNOWN = "a report of the next version"
 NEXT = f'''
