@@ -30,9 +30,9 @@ from testbed.ports import free_ports
 
 from trainjob.cli.screen import draw
 from trainjob.client.connection import ClusterOptions
-from trainjob.client.display import History
 from trainjob.client.job_logs import Wanted
 from trainjob.client.log_lines import EqualLines, Line, is_shown
+from trainjob.client.page import History
 from trainjob.client.run_record import find_run
 from trainjob.client.runs import LocalJob
 from trainjob.client.view import JobView

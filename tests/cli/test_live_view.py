@@ -6,8 +6,8 @@ from rich.console import Console
 
 from support.cli.program import build_replica, build_run
 from trainjob.cli.screen import Detail, PlainScreen, draw
-from trainjob.client.display import History
 from trainjob.client.log_lines import EqualLines
+from trainjob.client.page import History
 from trainjob.client.view import JobView
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from support.cli.program import build_replica, build_run
-from trainjob.client.display import History, describe_best, describe_phase, direction, last_events, table_rows
+from trainjob.client.page import History, build_page, describe_phase, direction, last_events
 from trainjob.client.view import RESTARTS, JobView, ReplicaView, Resumptions, with_stopped
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
@@ -126,16 +126,18 @@ def test_the_best_values() -> None:
             evaluation=EvaluationResult(step=step, metrics=metrics),
         )
         history.observe(job)
-    assert describe_best(job, history) == ("accuracy 96.0 % at step 40", "val_loss 0.2 at step 20")
+    best = ["accuracy 96.0 % at step 40, val_loss 0.2 at step 20"]
+    assert build_page(job, history).texts("best") == best
+
+
+def _table(job: JobView) -> list[tuple[str, ...]]:
+    rows = build_page(job, few=True).replicas
+    return [tuple(row.cells[title] for title in ("replica", "state", "step", "loss")) for row in rows]
 
 
 def test_few_replicas_have_a_row_each() -> None:
     job = build_run([build_replica("worker-0", step=3, total_steps=9, loss=0.5), build_replica("worker-1")])
-    rows = table_rows(job, History())
-    assert [(row.name, row.state, row.step, row.loss) for row in rows] == [
-        ("worker-0", "training", "3/9", "0.5000"),
-        ("worker-1", "training", "", ""),
-    ]
+    assert _table(job) == [("worker-0", "training", "3/9", "0.5000"), ("worker-1", "training", "", "")]
 
 
 def test_many_replicas_are_summed_up() -> None:
@@ -143,15 +145,14 @@ def test_many_replicas_are_summed_up() -> None:
     workers[5] = build_replica("worker-5", "failed (1)", exit_code=1)
     for index in (0, 2, 4, 7):
         workers[index] = build_replica(f"worker-{index}", "starting")
-    rows = table_rows(build_run([*workers, build_replica("evaluator-0", "waiting")]), History())
-    assert [(row.name, row.state, row.step) for row in rows] == [
-        ("worker-5", "failed (1)", ""),
-        ("4 workers", "starting", ""),
-        ("7 workers", "training", "3-4/9"),
-        ("evaluator-0", "waiting for a checkpoint", ""),
+    assert _table(build_run([*workers, build_replica("evaluator-0", "waiting")])) == [
+        ("worker-5", "failed (1)", "", ""),
+        ("4 workers", "starting", "", ""),
+        ("7 workers", "training", "3-4/9", ""),
+        ("evaluator-0", "waiting for a checkpoint", "", ""),
     ]
     together = [build_replica(f"worker-{index}") for index in (0, 1, 2, 3, 5, 6, 8)]
-    assert [row.name for row in table_rows(build_run(together), History())] == ["worker 0-3,5-6,8"]
+    assert [row[0] for row in _table(build_run(together))] == ["worker 0-3,5-6,8"]
 
 
 def _event(message: str, reason: str = "Restarted", seconds: float = 0) -> PostedEvent:

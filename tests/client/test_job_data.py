@@ -10,10 +10,11 @@ import pytest
 
 from support.cli.program import NOW, build_replica, build_run, condition
 from support.cli.stored_jobs import ended, stored_job, stored_pod
-from trainjob.client.display import History as Display
+from trainjob.client.history import thin_out
+from trainjob.client.page import History as Display
 from trainjob.client.presenter import Results
 from trainjob.client.view import JobView, read_job
-from trainjob.client.web.job_data import Samples, describe_details, describe_row, read_event, thin_out
+from trainjob.client.web.job_data import Samples, describe_details, describe_row, read_event
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.pods import read_pod
@@ -69,14 +70,13 @@ def test_a_run_has_figures_replicas_and_events() -> None:
         events=events,
     )
     found = details(job, events=job.events)
-    assert ["step", "110 of 440 (25 %)"] in found["facts"]
-    assert ["evaluation", "step 100: accuracy 90.0 %"] in found["facts"]
-    assert "replicas" not in dict(found["facts"])
+    assert ("progress", "step 110 of 440, loss 0.5") in found["facts"]
+    assert ("evaluation", "step 100: accuracy 90.0 %") in found["facts"]
     assert [(each["name"], each["state"], each["failed"]) for each in found["replicas"]] == [
         ("worker-0", "training", False),
         ("worker-1", "failed (1)", True),
     ]
-    assert found["replicas"][0] | {"steps": "110/440", "detail": "loss 0.5"} == found["replicas"][0]
+    assert found["replicas"][0] | {"steps": "110/440", "detail": "loss 0.5000"} == found["replicas"][0]
     assert [(each["warning"], each["reason"]) for each in found["events"]] == [
         (False, "Created"),
         (True, "<script>"),
@@ -101,9 +101,10 @@ def test_a_job_in_a_cluster_has_its_pods() -> None:
     assert found["notes"] == ["<script>"]
 
 
-def test_the_notices_come_before_what_cant_be_shown() -> None:
+def test_the_notices_are_shown() -> None:
     found = details(build_run(notices=["trained alone", "<b>"]), notes=["no pods"])
-    assert found["notes"] == ["notice: trained alone", "notice: <b>", "no pods"]
+    assert [text for name, text in found["facts"] if name == "notice"] == ["trained alone", "<b>"]
+    assert found["notes"] == ["no pods"]
 
 
 def test_a_failed_job_says_what_failed_and_what_to_do() -> None:
@@ -140,7 +141,7 @@ def test_a_long_curve_keeps_its_ends_and_its_peaks() -> None:
     assert len(shown) <= 110
     assert shown == sorted(shown)
     assert {(0, 1.0), (9_999, 1.0), (5_001, 9.0), (5_003, -9.0)} <= set(shown)
-    assert thin_out({3: 1.0, 5: 2.0}) == [(3, 1.0), (5, 2.0)]
+    assert thin_out({3: 1.0, 5: 2.0}, 100) == [(3, 1.0), (5, 2.0)]
 
 
 def test_states_become_curves() -> None:

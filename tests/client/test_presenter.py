@@ -10,17 +10,11 @@ from typing import Any
 import pytest
 
 from support.cli.stored_jobs import RUNNING, condition, ended, stored_job, stored_pod
-from trainjob.cli.get import job_header, job_row
+from trainjob.cli.get import JobTable
 from trainjob.cli.screen import ProgressLine
 from trainjob.client.job_logs import own_pods
-from trainjob.client.presenter import (
-    describe_deletion,
-    describe_end,
-    describe_job,
-    describe_progress,
-    layout,
-    results_on_cluster,
-)
+from trainjob.client.page import describe_job, layout
+from trainjob.client.presenter import describe_deletion, describe_end, describe_progress, results_on_cluster
 from trainjob.client.view import read_job
 
 NOW = datetime(2026, 1, 2, 4, 4, 5, tzinfo=UTC)
@@ -48,7 +42,7 @@ def end(job: dict[str, Any]) -> tuple[str, ...]:
 
 
 def row(job: dict[str, Any], *, wide: bool = False, namespaces: bool = False) -> tuple[str, ...]:
-    return job_row(read_job(job), NOW, wide=wide, namespaces=namespaces)
+    return JobTable(wide=wide, namespaces=namespaces).rows([read_job(job)], NOW)[0]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +74,6 @@ def test_more_columns() -> None:
     job = stored_job(message="training on\n2 workers")
     assert row(job, wide=True, namespaces=True)[0] == "default"
     assert row(job, wide=True)[-1] == "training on 2 workers"
-    assert len(job_header(wide=True, namespaces=True)) == len(row(job, wide=True, namespaces=True))
-    assert len(job_header(wide=False, namespaces=False)) == len(row(job))
 
 
 def test_columns_are_aligned_and_nothing_is_a_dash() -> None:
@@ -120,7 +112,7 @@ def test_a_picture_of_everything() -> None:
         "  namespace     default\n"
         "  time          created 1h ago; at it for 1h\n"
         "  workers       2/2 ready\n"
-        "  progress      step 120 of 440, epoch 3, 1,250 examples/s, 2m left, loss 0.5\n"
+        "  progress      step 120 of 440, 2m left, epoch 3, 1,250 examples/s, loss 0.5\n"
         "  checkpoint    step 100 in /output/digits\n"
         "  evaluation    step 100: accuracy 97.5 %\n"
         "  restarts      1 of 3, 2 that don't count, attempt 4\n"
@@ -228,7 +220,7 @@ def test_a_job_that_was_deleted() -> None:
         (stored_job("Pending"), "digits: Pending"),
         (
             stored_job(message="training on 2 workers", progress=PROGRESS),
-            "digits: Running: training on 2 workers, step 120 of 440, 1,250 examples/s, 2m left, loss 0.5",
+            "digits: Running: training on 2 workers, step 120 of 440, 2m left, 1,250 examples/s, loss 0.5",
         ),
         (stored_job("Complete", message="done", progress=PROGRESS), "digits: Complete: done"),
     ],

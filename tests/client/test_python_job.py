@@ -106,7 +106,7 @@ def test_a_job_shows_what_its_status_has(api: CliServer) -> None:
     assert repr(job) == "Job('digits', namespace default, Running)"
     metrics = job.metrics
     assert (metrics["loss"], metrics["val_loss"]) == (0.5, 0.6)
-    assert "100 of 400" in job._repr_html_()
+    assert "100/400" in job._repr_html_()
     assert [repr(each) for each in jobs(namespace="default")] == [repr(job)]
 
 

@@ -11,8 +11,8 @@ import pytest
 from pictures import LARGEST, PICTURES, ROOT, draw_display
 
 from support.cli.program import build_replica, build_run
-from trainjob.client.display import History
 from trainjob.client.log_lines import EqualLines
+from trainjob.client.page import History
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
 

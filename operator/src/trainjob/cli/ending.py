@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -102,17 +101,11 @@ def like_ctrl_c() -> Iterator[None]:
 def conclude(job: JobView) -> Exit:
     """Print the result of a finished job: on stdout if it is complete, else on stderr."""
     # The presenter is slow to import: most commands end without a job.
-    from trainjob.client.presenter import describe_end, results_on_cluster  # noqa: PLC0415
+    from trainjob.client.presenter import describe_end, results_of  # noqa: PLC0415
     from trainjob.client.view import Outcome  # noqa: PLC0415
 
-    if job.folder:
-        from trainjob.client.runs import results_in  # noqa: PLC0415
-
-        results = results_in(Path(job.folder))
-    else:
-        results = results_on_cluster(job)
     code = Exit.GOOD if job.outcome is Outcome.COMPLETE else Exit.FAILED
-    print_lines(describe_end(job, results), err=code is not Exit.GOOD)
+    print_lines(describe_end(job, results_of(job)), err=code is not Exit.GOOD)
     return code
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,41 +18,37 @@ from trainjob.client.connection import ClusterOptions, Connection
 from trainjob.client.handle import ClusterJob, find_handle
 from trainjob.client.job_logs import own_pods
 from trainjob.client.jobs import find_job, follow, job_scope, list_objects, missing_job, pods_of
-from trainjob.client.presenter import column_widths, describe_job, format_count, layout
+from trainjob.client.page import cells_of, column_widths, describe_job, layout
 from trainjob.client.problems import describe_problem
-from trainjob.client.runs import LocalJob, results_in
+from trainjob.client.runs import LocalJob
 from trainjob.client.view import JobView, manifest_of, read_job
 from trainjob.cluster.kube.informer import Failed, Gone, Listed, Seen
 from trainjob.cluster.protocol import ClusterError
-from trainjob.core.wording import printable, short_duration
 
 if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
+    from trainjob.core.pods import Pod
 
 
-# Jobs as a table: the columns of `kubectl get tj`, plus the total steps.
+class JobTable:
+    """A table of jobs, whose columns are those of `kubectl get tj`; its first rows set the widths."""
 
+    def __init__(self, *, wide: bool, namespaces: bool) -> None:
+        columns = ("NAME", "STATE", "WORKERS", "STEP", "ETA", "RESTARTS", "AGE")
+        self.titles = (*(["NAMESPACE"] if namespaces else ()), *columns, *(["MESSAGE"] if wide else ()))
+        self._widths: tuple[int, ...] = ()
 
-def job_header(*, wide: bool, namespaces: bool) -> tuple[str, ...]:
-    """Return the titles of the columns."""
-    columns = ("NAME", "STATE", "WORKERS", "STEP", "ETA", "RESTARTS", "AGE")
-    return (*(("NAMESPACE",) if namespaces else ()), *columns, *(("MESSAGE",) if wide else ()))
+    def rows(self, jobs: Iterable[JobView], now: datetime, **changed: str) -> list[tuple[str, ...]]:
+        """Return a row for each job, with the given cells changed."""
+        return [tuple((cells_of(job, now) | changed)[title] for title in self.titles) for job in jobs]
 
-
-def job_row(job: JobView, now: datetime, *, wide: bool, namespaces: bool) -> tuple[str, ...]:
-    """Return one job's row."""
-    status, progress = job.status, job.status.progress
-    row = (
-        job.name,
-        "Terminating" if job.deleting else job.state,
-        status.worker.summary if status.worker and status.worker.summary else "",
-        format_count(progress.step, progress.total_steps) if progress else "",
-        (progress.eta if progress and not job.is_over else None) or "",
-        str(status.restarts.counted),
-        short_duration(now - job.created_at) if job.created_at else "",
-    )
-    message = (printable(job.message).replace("\n", " "),) if wide else ()
-    return (*((job.namespace,) if namespaces else ()), *row, *message)
+    def print(self, *jobs: JobView, **changed: str) -> None:
+        """Print the rows, the first time below the titles."""
+        rows = self.rows(jobs, datetime.now(UTC), **changed)
+        rows = rows if self._widths else [self.titles, *rows]
+        self._widths = self._widths or column_widths(rows)
+        for line in layout(rows, self._widths):
+            click.echo(line)
 
 
 _TABLES = (None, "wide")
@@ -85,113 +81,79 @@ def get(
     if watch and output not in _TABLES:
         raise click.UsageError("-w prints a table; leave out -o, or take -o wide")
 
-    async def show(cluster: Connection) -> None:
+    table = JobTable(wide=output == "wide", namespaces=all_namespaces)
+
+    async def show_all(cluster: Connection) -> None:
         namespace = None if all_namespaces else cluster.namespace
         if watch:
-            await _watch(cluster.api, namespace, name, wide=output == "wide")
-        elif name and namespace:
-            await _print_one(cluster.api, namespace, name, output)
+            await _watch(cluster.api, namespace, None, table)
+            return
+        listed = await list_objects(cluster.api, job_scope(namespace))
+        if output in ("json", "yaml"):
+            click.echo(_dump(listed, output), nl=False)
+        elif listed.get("items"):
+            table.print(*map(read_job, listed["items"]))
         else:
-            await _print_all(cluster.api, namespace, output)
+            within = f"in namespace {namespace}" if namespace else "in this cluster"
+            click.echo(f"there are no TrainJobs {within}", err=True)
 
     async def show_one(name: str) -> None:
         async with find_handle(name, where) as job:
-            if isinstance(job, LocalJob):
-                await _show_run(job, output, watch=watch)
-            elif isinstance(job, ClusterJob):
-                await show(Connection(job.api, job.namespace))
+            if isinstance(job, ClusterJob):
+                if watch:
+                    await _watch(job.api, job.namespace, name, table)
+                    return
+                manifest = await find_job(job.api, job.namespace, name)
+                view = read_job(manifest)
+            elif isinstance(job, LocalJob):
+                if watch:
+                    async with aclosing(job.changes()) as changes:
+                        async for view in changes:
+                            table.print(view)
+                    return
+                view = await job.view()
+                manifest = manifest_of(view)
+            if output in ("json", "yaml"):
+                click.echo(_dump(manifest, output), nl=False)
+            elif output == "wide":
+                table.print(view)
+            else:
+                pods = await _pods(job, view.uid) if isinstance(job, ClusterJob) else ()
+                for line in describe_job(view, pods, datetime.now(UTC)):
+                    click.echo(line)
 
     if name:
         asyncio.run(show_one(name))
     else:
-        where.run(show)
+        where.run(show_all)
 
 
-async def _show_run(run: LocalJob, output: str | None, *, watch: bool) -> None:
-    if watch:
-        widths: tuple[int, ...] | None = None
-        async with aclosing(run.changes()) as changes:
-            async for view in changes:
-                row = job_row(view, datetime.now(UTC), wide=output == "wide", namespaces=False)
-                rows = [row] if widths else [job_header(wide=output == "wide", namespaces=False), row]
-                widths = widths or column_widths(rows)
-                for line in layout(rows, widths):
-                    click.echo(line)
-        return
-    view = await run.view()
-    if output in ("json", "yaml"):
-        click.echo(_dump(manifest_of(view), output), nl=False)
-    elif output == "wide":
-        _print_jobs([view], wide=True, namespaces=False)
-    else:
-        for line in describe_job(view, (), datetime.now(UTC), results_in(run.folder)):
-            click.echo(line)
-
-
-async def _print_one(api: ApiClient, namespace: str, name: str, output: str | None) -> None:
-    manifest = await find_job(api, namespace, name)
-    if output in ("json", "yaml"):
-        click.echo(_dump(manifest, output), nl=False)
-        return
-    job = read_job(manifest)
-    if output == "wide":
-        _print_rows([manifest], wide=True, namespaces=False)
-        return
+async def _pods(job: ClusterJob, uid: str) -> tuple[Pod, ...]:
     try:
-        pods = own_pods(await pods_of(api, namespace, name), job.uid)
+        return own_pods(await pods_of(job.api, job.namespace, job.name), uid)
     except ClusterError as error:
         click.echo(f"its pods are not shown: {describe_problem(error)}", err=True)
-        pods = ()
-    for line in describe_job(job, pods, datetime.now(UTC)):
-        click.echo(line)
+        return ()
 
 
-async def _print_all(api: ApiClient, namespace: str | None, output: str | None) -> None:
-    answer = await list_objects(api, job_scope(namespace))
-    if output in ("json", "yaml"):
-        click.echo(_dump(answer, output), nl=False)
-        return
-    if not answer.get("items"):
-        within = f"in namespace {namespace}" if namespace else "in this cluster"
-        click.echo(f"there are no TrainJobs {within}", err=True)
-        return
-    _print_rows(answer["items"], wide=output == "wide", namespaces=namespace is None)
-
-
-def _print_rows(manifests: Sequence[Mapping[str, Any]], *, wide: bool, namespaces: bool) -> tuple[int, ...]:
-    return _print_jobs(map(read_job, manifests), wide=wide, namespaces=namespaces)
-
-
-def _print_jobs(jobs: Iterable[JobView], *, wide: bool, namespaces: bool) -> tuple[int, ...]:
-    now = datetime.now(UTC)
-    rows = [job_header(wide=wide, namespaces=namespaces)]
-    rows += [job_row(job, now, wide=wide, namespaces=namespaces) for job in jobs]
-    for line in layout(rows):
-        click.echo(line)
-    return column_widths(rows)
-
-
-async def _watch(api: ApiClient, namespace: str | None, name: str | None, *, wide: bool) -> None:
-    first: list[Mapping[str, Any]] = []
-    widths: tuple[int, ...] | None = None
-    namespaces = namespace is None
+async def _watch(api: ApiClient, namespace: str | None, name: str | None, table: JobTable) -> None:
+    first: list[JobView] = []
+    is_listed = False
     async with aclosing(follow(api, job_scope(namespace, name or ""))) as changes:
         async for change in changes:
             if isinstance(change, Failed):
                 click.echo(f"trainjob: {describe_problem(change.error)}; trying again", err=True)
-            elif isinstance(change, Listed) and widths is None:
+            elif isinstance(change, Listed) and not is_listed:
                 if name and namespace and not first:
                     raise await missing_job(api, namespace, name)
-                widths = _print_rows(first, wide=wide, namespaces=namespaces)
-            elif isinstance(change, Seen) and widths is None:
-                first.append(change.manifest)
-            elif isinstance(change, Seen | Gone) and widths is not None:
-                job = read_job(change.manifest)
-                row = job_row(job, datetime.now(UTC), wide=wide, namespaces=namespaces)
-                if isinstance(change, Gone):
-                    row = tuple("Deleted" if i == 1 + namespaces else cell for i, cell in enumerate(row))
-                for line in layout([row], widths):
-                    click.echo(line)
+                table.print(*first)
+                is_listed = True
+            elif isinstance(change, Seen) and not is_listed:
+                first.append(read_job(change.manifest))
+            elif isinstance(change, Seen):
+                table.print(read_job(change.manifest))
+            elif isinstance(change, Gone) and is_listed:
+                table.print(read_job(change.manifest), STATE="Deleted")
 
 
 def _dump(manifest: Mapping[str, Any], output: str) -> str:

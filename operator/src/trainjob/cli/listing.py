@@ -10,7 +10,8 @@ import click
 from trainjob.cli.ending import Exit, describe_exits, ends_quietly
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions, connected, has_cluster
-from trainjob.client.presenter import format_count, format_size, layout, main_metric
+from trainjob.client.page import cells_of, layout
+from trainjob.client.presenter import format_size
 from trainjob.client.problems import ClusterProblem, NoCluster
 from trainjob.client.run_record import all_runs
 from trainjob.client.runs import LocalJob, folder_size, shown_path
@@ -41,8 +42,10 @@ def list(all_namespaces: bool, where: ClusterOptions) -> None:  # noqa: A001 - t
     """
 
     async def work() -> None:
-        rows = [_TITLES, *await _runs(datetime.now(UTC))]
-        rows += await _jobs(where, all_namespaces=all_namespaces)
+        now = datetime.now(UTC)
+        rows = [_TITLES, *await _runs(now)]
+        for job in await _jobs(where, all_namespaces=all_namespaces):
+            rows.append(_row(cells_of(job, now) | {"PLACE": f"namespace {job.namespace}"}))
         if len(rows) == 1:
             click.echo("there are no runs on this machine: start one with `trainjob run FILE`", err=True)
             return
@@ -52,6 +55,10 @@ def list(all_namespaces: bool, where: ClusterOptions) -> None:  # noqa: A001 - t
     asyncio.run(work())
 
 
+def _row(cells: dict[str, str]) -> tuple[str, ...]:
+    return tuple(cells.get(title, "") for title in _TITLES)
+
+
 async def _runs(now: datetime) -> tuple[tuple[str, ...], ...]:
     rows = []
     for run in all_runs():
@@ -59,51 +66,25 @@ async def _runs(now: datetime) -> tuple[tuple[str, ...], ...]:
             view = await LocalJob(run).view()
         except ClusterProblem:
             continue  # deleted meanwhile
-        age = short_duration(now - run.record.began)
         size = format_size(folder_size(run.folder))
-        rows.append((*_figures(view), age, size, shown_path(run.folder)))
+        own = {"AGE": short_duration(now - run.record.began), "SIZE": size, "PLACE": shown_path(run.folder)}
+        rows.append(_row(cells_of(view) | own))
     return tuple(rows)
 
 
-async def _jobs(where: ClusterOptions, *, all_namespaces: bool) -> tuple[tuple[str, ...], ...]:
+async def _jobs(where: ClusterOptions, *, all_namespaces: bool) -> tuple[JobView, ...]:
     is_asked_for = where != ClusterOptions() or all_namespaces
     if not is_asked_for and not has_cluster(where):
         return ()
+    from trainjob.client.jobs import job_scope, list_objects  # noqa: PLC0415 - slow, and only for a cluster
+
     try:
-        async with asyncio.timeout(None if is_asked_for else _PATIENCE_SECONDS):
-            return await _ask(where, all_namespaces=all_namespaces)
+        async with asyncio.timeout(None if is_asked_for else _PATIENCE_SECONDS), connected(where) as cluster:
+            scope = job_scope(None if all_namespaces else cluster.namespace)
+            return tuple(map(read_job, (await list_objects(cluster.api, scope)).get("items") or ()))
     except (NoCluster, TimeoutError) as error:
         if is_asked_for:
             raise
         why = str(error) or f"it didn't answer within {_PATIENCE_SECONDS:g} s"
         click.echo(f"trainjob: the cluster's jobs aren't shown: {why}", err=True)
         return ()
-
-
-async def _ask(where: ClusterOptions, *, all_namespaces: bool) -> tuple[tuple[str, ...], ...]:
-    from trainjob.client.jobs import job_scope, list_objects  # noqa: PLC0415 - slow, and only for a cluster
-
-    now = datetime.now(UTC)
-    async with connected(where) as cluster:
-        namespace = None if all_namespaces else cluster.namespace
-        items = (await list_objects(cluster.api, job_scope(namespace))).get("items") or ()
-        jobs = [read_job(item) for item in items]
-    return tuple(
-        (
-            *_figures(job),
-            short_duration(now - job.created_at) if job.created_at else "",
-            "",
-            f"namespace {job.namespace}",
-        )
-        for job in jobs
-    )
-
-
-def _figures(job: JobView) -> tuple[str, ...]:
-    progress, evaluation = job.status.progress, job.last_evaluation
-    return (
-        job.name,
-        "Terminating" if job.deleting else job.state,
-        format_count(progress.step, progress.total_steps) if progress else "",
-        main_metric(evaluation.metrics) if evaluation is not None else "",
-    )

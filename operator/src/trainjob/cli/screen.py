@@ -6,153 +6,25 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from trainjob.client.display import (
-    STEPPING,
-    History,
-    describe_best,
-    describe_scores,
-    describe_training,
-    last_events,
-    table_rows,
-)
+from trainjob.client.drawing import draw_page
 from trainjob.client.log_lines import EqualLines, Line, is_shown
-from trainjob.client.presenter import (
-    brief_message,
-    describe_changes,
-    describe_evaluation,
-    describe_progress,
-    describe_resume,
-    describe_state,
-    time_of_day,
-)
-from trainjob.client.view import JobView, ReplicaView
-from trainjob.core.stragglers import describe, describe_input
-from trainjob.core.wording import short_duration
+from trainjob.client.page import History, build_page
+from trainjob.client.presenter import describe_changes, describe_progress, describe_state, time_of_day
+from trainjob.client.view import JobView
 
 if TYPE_CHECKING:
     from trainjob.client.pod_log import LogLine
-
-
-# The live display of a job.
-
-
-_LONGEST_BAR = 20
-_SHOWN_STRAGGLERS = 3
-_SHOWN_EVENTS = 3
-_SHOWN_LOG_LINES = 8
-_WIDE = 64
-"""From this width on, the table has the loss."""
-
-_STYLES = {
-    "training": "green",
-    "evaluating": "green",
-    "saving": "green",
-    "preparing": "green",
-    "rereading": "green",
-    "finished": "bold green",
-    "Running": "green",
-    "Complete": "bold green",
-    "Failed": "bold red",
-    "Restarting": "yellow",
-    "Waiting for storage": "yellow",
-    "stopping": "yellow",
-}
-
-
-def draw(job: JobView, history: History, lines: Iterable[Line] = (), width: int = 80) -> RenderableType:
-    """Return the display: header, figures, replicas, last events, and the given last lines of logs.
-
-    Args:
-        job: its current state.
-        history: of the earlier views, this one included.
-        lines: the last lines of logs.
-        width: columns of the terminal.
-    """
-    parts: list[RenderableType] = [_header(job)]
-    if message := brief_message(job):
-        parts.append(Text(message))
-    parts += _figures(job, history, width)
-    parts.append(_table(job, history, width))
-    parts += [Text(describe(each), style="yellow") for each in job.status.stragglers[:_SHOWN_STRAGGLERS]]
-    if (waiting := _input(job.replicas)) is not None:
-        parts.append(Text(waiting, style="yellow"))
-    parts += [Text(each, style="yellow") for each in last_events(job.events, _SHOWN_EVENTS)]
-    for line in lines:
-        text = Text(no_wrap=True, overflow="ellipsis")
-        parts.append(text.append(f"{line.source} | ", style="dim").append(line.text))
-    return Group(*parts)
-
-
-def _header(job: JobView) -> Text:
-    text = Text.assemble((job.name, "bold"), "  ", (job.state, _STYLES.get(job.state, "")))
-    restarts = job.status.restarts.counted
-    facts = (
-        f"attempt {job.status.attempt or 1}",
-        f"{restarts} restart{'' if restarts == 1 else 's'}" if restarts else "",
-        short_duration(job.elapsed) if job.elapsed is not None else "",
-        describe_resume(job),
-    )
-    return text.append("  " + "  ".join(filter(None, facts)), style="dim")
-
-
-def _figures(job: JobView, history: History, width: int) -> Iterator[RenderableType]:
-    if training := describe_training(job, history):
-        line = Table.grid(padding=(0, 2, 0, 0))
-        done, total = history.figures.step, history.figures.total_steps
-        bar = [_bar(done, total, width)] if done is not None and total else []
-        line.add_row(*bar, _phrases(training))
-        yield line
-    if scores := describe_scores(history):
-        yield _phrases(scores)
-    if job.evaluation is not None:
-        yield Text(f"evaluation at {describe_evaluation(job.evaluation)}")
-    if best := describe_best(job, history):
-        yield _phrases(("best:", *best))
-
-
-def _bar(done: int, total: int, width: int) -> ProgressBar:
-    return ProgressBar(total=total, completed=min(done, total), width=min(width // 5, _LONGEST_BAR))
-
-
-def _phrases(phrases: Iterable[str]) -> Text:
-    """Return the phrases as one text that breaks only between them."""
-    return Text("  ".join(phrase.replace(" ", "\N{NO-BREAK SPACE}") for phrase in phrases))
-
-
-def _input(replicas: Iterable[ReplicaView]) -> str | None:
-    reports = {each.name: each.report for each in replicas if each.state in STEPPING}
-    return describe_input(
-        {name: report.step_seconds for name, report in reports.items()},
-        {name: report.input_seconds for name, report in reports.items()},
-    )
-
-
-def _table(job: JobView, history: History, width: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("replica", no_wrap=True)
-    table.add_column("state", no_wrap=True, overflow="ellipsis")
-    table.add_column("step", justify="right", no_wrap=True)
-    if width >= _WIDE:
-        table.add_column("loss", justify="right", no_wrap=True)
-    for row in table_rows(job, history):
-        replica = row.replica
-        style = "bold red" if replica.has_failed else _STYLES.get(replica.state, "")
-        cells = [Text(row.name), Text(row.state, style=style), Text(row.step), Text(row.loss)]
-        table.add_row(*cells[: len(table.columns)])
-    return table
 
 
 # The display of a run: plain lines, or the live display.
@@ -239,6 +111,18 @@ class PlainScreen:
             self._on_gone()
 
 
+_SHOWN_LOG_LINES = 8
+
+
+def draw(job: JobView, history: History, lines: Iterable[Line] = (), width: int = 80) -> RenderableType:
+    """Return the page of a run for so many columns, with the last lines of logs."""
+    below = []
+    for line in lines:
+        text = Text(no_wrap=True, overflow="ellipsis")
+        below.append(text.append(f"{line.source} | ", style="dim").append(line.text))
+    return draw_page(build_page(job, history, few=True), below, width)
+
+
 class LiveScreen:
     """A live display that is redrawn in place; lines about the run itself scroll above it.
 
@@ -268,7 +152,8 @@ class LiveScreen:
         self._history.observe(job)
         with suppress(OSError):  # the terminal is closed: a signal ends the run
             self._live.start()  # more calls do nothing
-            self._live.update(draw(job, self._history, self._lines, self._console.width), refresh=True)
+            drawn = draw(job, self._history, self._lines, self._console.width)
+            self._live.update(drawn, refresh=True)
 
     def close(self) -> None:
         """Leave the last display in place and restore the cursor."""

@@ -7,8 +7,9 @@ fields are used (tensorflow/core/util/event.proto, summary.proto and tensor.prot
 from __future__ import annotations
 
 import json
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +41,19 @@ def read_history(output: Path) -> History:
             for name, value in metrics.items():
                 found.setdefault(f"{prefix}{name}", {})[step] = value
     return {name: dict(sorted(values.items())) for name, values in found.items()}
+
+
+def thin_out(curve: Mapping[int, float], most: int) -> list[tuple[int, float]]:
+    """Return at most about so many finite points of a curve: of each part the smallest and the largest."""
+    points = [(step, value) for step, value in curve.items() if math.isfinite(value)]
+    if len(points) <= most:
+        return points
+    size = math.ceil(2 * len(points) / most)
+    shown = {points[0], points[-1]}
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        shown |= {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+    return sorted(shown)
 
 
 def history_state(output: Path) -> tuple[tuple[str, int], ...]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 
-from trainjob.api import Evaluation, FirstFailure, Progress
+from trainjob.api import Evaluation
 from trainjob.client.log_lines import without_harmless
-from trainjob.client.view import RESTARTS, JobView, Outcome, ReplicaView, describe_pod
+from trainjob.client.view import RESTARTS, Figures, JobView, Outcome, ReplicaView
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition
-from trainjob.core.pods import Pod
-from trainjob.core.stragglers import describe, describe_input
+from trainjob.core.stragglers import describe
 from trainjob.core.wording import printable, short_duration
 from trainjob_trainer.contract.replicas import EVALUATOR
 
@@ -87,21 +87,25 @@ def describe_evaluation(evaluation: Evaluation | EvaluationResult) -> str:
     return f"step {evaluation.step}: {describe_metrics(evaluation.metrics)}{final}"
 
 
-def describe_figures(job: JobView) -> str:
-    """Return `step 120 of 440, epoch 3, 1,250 examples/s, 2m left, loss 0.5`."""
-    progress = job.status.progress or Progress()
-    figures = []
-    if progress.step is not None:
-        figures.append(f"step {format_count(progress.step, progress.total_steps, ' of ')}")
-    if progress.epoch is not None:
-        figures.append(f"epoch {progress.epoch}")
-    if progress.examples_per_second is not None and not job.is_over:
-        figures.append(f"{format_rate(progress.examples_per_second)} examples/s")
-    if progress.eta and not job.is_over:
-        figures.append(f"{progress.eta} left")
-    if progress.metrics:
-        figures.append(describe_metrics(progress.metrics))
-    return ", ".join(figures)
+def training_phrases(job: JobView, figures: Figures, left: str, of: str = " of ") -> tuple[str, ...]:
+    """Return `step 120 of 440`, `2m left`, `epoch 3`, `1,250 examples/s`, as far as they are known."""
+    rate, is_over = figures.examples_per_second, job.is_over
+    # In other states the figures of the last step are out of date.
+    is_current = is_over or any(each.is_stepping for each in job.replicas) if job.replicas else not is_over
+    phrases = (
+        f"step {format_count(figures.step, figures.total_steps, of)}" if figures.step is not None else "",
+        f"{left} left" if left and not is_over else "",
+        f"epoch {format_count(figures.epoch, figures.total_epochs, of)}" if figures.epoch is not None else "",
+        f"{format_rate(rate)} examples/s" if rate is not None and is_current else "",
+    )
+    return tuple(filter(None, phrases))
+
+
+def describe_figures(job: JobView, left: str = "") -> str:
+    """Return `step 120 of 440, 2m left, epoch 3, 1,250 examples/s, loss 0.5`."""
+    figures, eta = job.figures, job.status.progress.eta if job.status.progress else ""
+    metrics = (format_metric(*metric) for metric in figures.metrics.items())
+    return ", ".join((*training_phrases(job, figures, left or eta or ""), *metrics))
 
 
 # The state of a job.
@@ -143,7 +147,6 @@ def describe_deletion(name: str, last: JobView | None, *, replaced: bool = False
 
 # These states change with every checkpoint; only their results are printed.
 _PASSING_STATES = ("preparing", "saving", "evaluating")
-_BETWEEN = ("training", "waiting")
 
 
 def describe_changes(before: JobView | None, after: JobView) -> tuple[str, ...]:
@@ -156,9 +159,12 @@ def describe_changes(before: JobView | None, after: JobView) -> tuple[str, ...]:
 
 
 def _state_changes(before: JobView | None, after: JobView) -> Iterator[str]:
-    failure = _failure_between(before, after) if before is not None else None
-    if failure is not None:
-        yield f"Restarting: {failure.message}"
+    failure = after.status.first_failure
+    if before is not None and failure is not None and failure != before.status.first_failure:
+        # Agents may restart training between two states: nothing else says so then.
+        is_new = after.status.restarts.last_time != before.status.restarts.last_time
+        if is_new and failure.message != after.message:
+            yield f"Restarting: {failure.message}"
     known = None if before is None else (before.status.state, before.message)
     if after.status.state and known != (after.status.state, after.message):
         yield printable(": ".join(filter(None, (after.state, brief_message(after)))))
@@ -170,32 +176,19 @@ def _training_changes(before: JobView | None, after: JobView) -> Iterator[str]:
         yield describe_resume(after)
     slow_before = {straggler.replica for straggler in before.status.stragglers} if before else set()
     yield from (describe(each) for each in after.status.stragglers if each.replica not in slow_before)
-    if after.evaluation is not None and not _is_same(before.evaluation if before else None, after.evaluation):
-        yield f"evaluation at {describe_evaluation(after.evaluation)}"
-
-
-def _is_same(before: Evaluation | EvaluationResult | None, after: Evaluation | EvaluationResult) -> bool:
-    """Return whether it is the same result; the last checkpoint's is reported again as the final one."""
-    return before is not None and (before.step, before.metrics) == (after.step, after.metrics)
-
-
-def _failure_between(before: JobView, after: JobView) -> FirstFailure | None:
-    """Return a failure that `after` doesn't show any more: agents may restart training between two states."""
-    failure = after.status.first_failure
-    is_new = after.status.restarts.last_time != before.status.restarts.last_time
-    is_shown = failure == before.status.first_failure or (failure and failure.message == after.message)
-    return failure if is_new and not is_shown else None
+    scored, new = before.evaluation if before else None, after.evaluation
+    # The last checkpoint's result is reported again as the final one.
+    if new is not None and (scored is None or (scored.step, scored.metrics) != (new.step, new.metrics)):
+        yield f"evaluation at {describe_evaluation(new)}"
 
 
 def _replica_changes(before: ReplicaView | None, after: ReplicaView) -> Iterator[str]:
-    if before is not None and (before.state, before.pod) == (after.state, after.pod):
+    known = before.state if before is not None and before.pod == after.pod else None
+    if after.pod is None or after.state == known or after.state in _PASSING_STATES:
         return
-    if after.state in _PASSING_STATES or after.pod is None:
+    if known is not None and after.state == "running":  # TensorFlow is imported; more isn't known
         return
-    is_same_pod = before is not None and before.pod == after.pod
-    if is_same_pod and after.state == "running":  # TensorFlow is imported; more isn't known
-        return
-    if before is not None and is_same_pod and before.state in _PASSING_STATES and after.state in _BETWEEN:
+    if known in _PASSING_STATES and after.state in ("training", "waiting"):
         return
     report = after.report
     step = f", step {format_count(report.step, report.total_steps, ' of ')}" if report.step else ""
@@ -207,57 +200,37 @@ def _replica_changes(before: ReplicaView | None, after: ReplicaView) -> Iterator
 
 _NO_MODULE = re.compile(r"No module named '([^']+)'")
 _NO_FILE = re.compile(r"can't open file '([^']+)'")
-_TENSORFLOW = ("tensorflow", "keras")
-_NO_SPACE = "No space left on device"
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice for jobs that ran in one environment.
+    """What to do, for jobs that ran in one environment.
 
-    Attributes:
-        by_reason: advice by reason of failure (table of exit codes), for reasons that need no log.
-        tensorflow: Python did not find TensorFlow or Keras.
-        module: Python did not find the module `{module}`.
-        file: Python did not find the script `{file}`.
-        command: there is no such command.
-        killed: stands before the advice for `OutOfMemory` when only SIGKILL is known.
-        again: nothing else is known.
+    The keys of its texts are reasons of failures that need no log (table of exit codes), and what a log says
+    is missing: `tensorflow`, `module`, `file` or `command`; `killed` stands before the advice for
+    `OutOfMemory` when only SIGKILL is known, and `again` is for everything else.
     """
 
-    by_reason: Mapping[str, str]
-    tensorflow: str
-    module: str
-    file: str
-    command: str
-    killed: str
-    again: str
+    texts: Mapping[str, str]
 
     def on(self, reason: str, exit_code: int | None, log: str) -> str:
-        """Return the advice.
-
-        Args:
-            reason: the reason of the first failure, as in the table of exit codes.
-            exit_code: the replica's exit code, if it ran.
-            log: the last lines of its log.
-        """
-        if reason in self.by_reason:
-            return self.by_reason[reason]
+        """Return the advice for a first failure with this reason, exit code and end of the log."""
+        texts = self.texts
+        if reason in texts:
+            return texts[reason]
         if module := _NO_MODULE.search(log):
-            if module[1].partition(".")[0] in _TENSORFLOW:
-                return self.tensorflow
-            if module[1].partition(".")[0] == "horovod":
+            package = module[1].partition(".")[0]
+            if package == "horovod":
                 return _HOROVOD
-            return self.module.format(module=module[1])
+            kind = "tensorflow" if package in ("tensorflow", "keras") else "module"
+            return texts[kind].format(module=module[1])
         if file := _NO_FILE.search(log):
-            return self.file.format(file=file[1])
+            return texts["file"].format(file=file[1])
         if exit_code in (126, 127):
-            return self.command
-        if _NO_SPACE in log:
-            return self.by_reason["OutputFull"]
-        if exit_code == 137:
-            return f"{self.killed}: {self.by_reason['OutOfMemory']}"
-        return self.again
+            return texts["command"]
+        if "No space left on device" in log:
+            return texts["OutputFull"]
+        return f"{texts['killed']}: {texts['OutOfMemory']}" if exit_code == 137 else texts["again"]
 
 
 _SAME_EVERYWHERE = {
@@ -278,54 +251,50 @@ _HOROVOD = (
 )
 
 HERE = Advice(
-    by_reason={
+    {
         **_SAME_EVERYWHERE,
         "InvalidConfiguration": "correct what the message names, and run the same command again",
-        "OutputFinished": (
-            "start over in a new folder with --fresh, or ask for more epochs to continue from the end"
-        ),
+        "OutputFinished": "start over in a new folder with --fresh, or ask for more epochs to continue from "
+        "the end",
         "OutputUnwritable": "make the output folder writable, or choose another one with --folder",
-        "OutputFull": (
-            "free some disk space, or choose another disk with --folder; the same command then continues"
-        ),
+        "OutputFull": "free some disk space, or choose another disk with --folder; the same command then "
+        "continues",
         "StorageUnavailable": "see that the files or the server that the message names can be reached",
         "PortInUse": "end the program that has the port, or choose other ports with --base-port",
-        "CheckpointMismatch": (
-            "the checkpoint is of another model: start over with --fresh, or restore the model"
-        ),
+        "CheckpointMismatch": "the checkpoint is of another model: start over with --fresh, or restore "
+        "the model",
         "OutOfMemory": "give it a smaller batch or model, or fewer replicas on this machine",
-    },
-    tensorflow="install TensorFlow into the environment that trainjob runs in: "
-    "pip install 'trainjob-trainer[cpu]', or [gpu] for NVIDIA GPUs",
-    module="install the package of '{module}' into the environment that trainjob runs in",
-    file="there is no {file}: commands start in the folder of the job's file",
-    command="check the command of the container trainer: it must be installed on this machine",
-    killed="it was killed by SIGKILL, which is how a system out of memory ends programs",
-    again="correct it, and run the same command again: training continues from the last checkpoint, if any",
+        "tensorflow": "install TensorFlow into the environment that trainjob runs in: "
+        "pip install 'trainjob-trainer[cpu]', or [gpu] for NVIDIA GPUs",
+        "module": "install the package of '{module}' into the environment that trainjob runs in",
+        "file": "there is no {file}: commands start in the folder of the job's file",
+        "command": "check the command of the container trainer: it must be installed on this machine",
+        "killed": "it was killed by SIGKILL, which is how a system out of memory ends programs",
+        "again": "correct it, and run the same command again: training continues from the last checkpoint, "
+        "if any",
+    }
 )
 
-IN_PYTHON = replace(
-    HERE,
-    by_reason={
-        **HERE.by_reason,
+IN_PYTHON = Advice(
+    {
+        **HERE.texts,
         "InvalidConfiguration": "correct what the message names, and call run() again",
         "OutputFinished": "start over with run(fresh=True), or ask for more epochs to continue from the end",
         "OutputUnwritable": "make the output folder writable",
         "OutputFull": "free some disk space; the same call then continues",
         "PortInUse": "end the program that has the port, or call run() again",
-        "CheckpointMismatch": (
-            "the checkpoint is of another model: start over with run(fresh=True), or restore the model"
-        ),
-    },
-    module="install the package of '{module}' into this Python environment",
-    file="there is no {file}: commands start in the working directory of the call",
-    command="check command=[...]: the program must be installed on this machine",
-    again="correct it, and call run() again: training continues from the last checkpoint, if any",
+        "CheckpointMismatch": "the checkpoint is of another model: start over with run(fresh=True), or "
+        "restore the model",
+        "module": "install the package of '{module}' into this Python environment",
+        "file": "there is no {file}: commands start in the working directory of the call",
+        "command": "check command=[...]: the program must be installed on this machine",
+        "again": "correct it, and call run() again: training continues from the last checkpoint, if any",
+    }
 )
 """For runs on this machine that Python code has started."""
 
 ON_CLUSTER = Advice(
-    by_reason={
+    {
         **_SAME_EVERYWHERE,
         "InvalidConfiguration": "correct what the message names, delete the job and submit it again",
         "OutputFinished": "ask for more epochs, or start over in a new folder with spec.output.resume: Never",
@@ -335,13 +304,14 @@ ON_CLUSTER = Advice(
         "PortInUse": "another container of the pod has port 2222 or 2223: leave them to the trainer",
         "CheckpointMismatch": "the checkpoint is of another model: start over with spec.output.resume: Never",
         "OutOfMemory": "raise resources.limits.memory of the container trainer, or give it a smaller batch",
-    },
-    tensorflow="the image has no TensorFlow: start from one that has it, or install it there",
-    module="install the package of '{module}' into the image",
-    file="there is no {file} in the image: see its WORKDIR and the command of the container trainer",
-    command="check the command of the container trainer: the image must have it",
-    killed="it was killed by SIGKILL, mostly for want of memory",
-    again="correct it, delete the job, submit it again: training continues from the last checkpoint, if any",
+        "tensorflow": "the image has no TensorFlow: start from one that has it, or install it there",
+        "module": "install the package of '{module}' into the image",
+        "file": "there is no {file} in the image: see its WORKDIR and the command of the container trainer",
+        "command": "check the command of the container trainer: the image must have it",
+        "killed": "it was killed by SIGKILL, mostly for want of memory",
+        "again": "correct it, delete the job, submit it again: training continues from the last checkpoint, "
+        "if any",
+    }
 )
 
 
@@ -392,6 +362,24 @@ def results_on_cluster(job: JobView) -> Results:
     return Results(output=path, has_checkpoints=has_any, logs={failed: command}, advice=ON_CLUSTER, copy=copy)
 
 
+def results_of(job: JobView) -> Results:
+    """Return the results of a job: those in its folder on this machine, or those in its cluster."""
+    if not job.folder:
+        return results_on_cluster(job)
+    from trainjob.client.runs import results_in  # noqa: PLC0415 - it imports this module
+
+    return results_in(Path(job.folder))
+
+
+Rows = Iterator[tuple[str, str]]
+"""Names and texts."""
+
+
+def write_rows(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a line for each row."""
+    return (f"  {name:<13} {text}" for name, text in rows)
+
+
 def describe_end(job: JobView, results: Results) -> tuple[str, ...]:
     """Return the lines for a job that has ended."""
     if job.outcome is Outcome.INTERRUPTED:
@@ -404,19 +392,13 @@ def describe_end(job: JobView, results: Results) -> tuple[str, ...]:
     lines = [f"{job.name} {'is complete' if is_complete else 'failed'}{duration}{message and ': '}{message}"]
     if job.is_smoke_test:
         lines += _smoke_test(job, results)
-    if is_complete:
-        lines += () if job.is_smoke_test else _success(job, results)
-        return (*lines, *_notices(job))
-    lines += _restarts(job)
-    lines += _first_failure(job, results)
-    if len(lines) == 1 and condition:
-        lines.append(f"  reason        {condition.reason}")
-    return (*lines, *_notices(job))
-
-
-def _notices(job: JobView) -> Iterator[str]:
-    """Yield a line for each thing that was computed otherwise than the script says."""
-    return (f"  notice        {each}" for each in job.status.notices)
+    elif is_complete:
+        lines += _success(job, results)
+    if not is_complete:
+        lines += (*write_rows(_restarts(job)), *describe_failure(job, results))
+        if len(lines) == 1 and condition:
+            lines += write_rows([("reason", condition.reason)])
+    return (*lines, *write_rows(("notice", each) for each in job.status.notices))
 
 
 def describe_interruption(job: JobView, results: Results) -> tuple[str, ...]:
@@ -425,70 +407,66 @@ def describe_interruption(job: JobView, results: Results) -> tuple[str, ...]:
     kept = f" The checkpoint of step {step} is kept in {results.output}/checkpoints." if step else ""
     if results.starts_over:
         again = "this command starts over each time, in a new folder"
-    elif step:
-        again = f"continue from there with the same command: {results.command}"
     else:
-        again = f"start again with the same command: {results.command}"
+        how = "continue from there" if step else "start again"
+        again = f"{how} with the same command: {results.command}"
     end = f"{job.name} was interrupted; all its processes have ended.{kept}"
-    return (end, *_restarts(job), *_notices(job), f"  {again}")
+    notices = (("notice", each) for each in job.status.notices)
+    return (end, *write_rows((*_restarts(job), *notices)), f"  {again}")
 
 
 _SHOWN_RESTARTS = 10
 
 
-def _restarts(job: JobView) -> Iterator[str]:
-    """Yield a line for each restart of a run here: when, who, why, and from which step it continued."""
+def _restarts(job: JobView) -> Rows:
+    """Yield a row for each restart of a run here: when, who, why, and from which step it continued."""
     events = [event for event in job.events if event.reason in RESTARTS]
-    title = "  restarts      "
-    if (earlier := len(events) - _SHOWN_RESTARTS) > 0:
-        yield f"{title}{earlier} earlier"
-        title = " " * len(title)
-    for event in events[-_SHOWN_RESTARTS:]:
-        yield f"{title}{time_of_day(event.at)} {event.message}"
-        title = " " * len(title)
+    earlier = len(events) - _SHOWN_RESTARTS
+    texts = [f"{earlier} earlier"] if earlier > 0 else []
+    texts += [f"{time_of_day(event.at)} {event.message}" for event in events[-_SHOWN_RESTARTS:]]
+    return (("" if number else "restarts", text) for number, text in enumerate(texts))
 
 
 def _success(job: JobView, results: Results) -> Iterator[str]:
     steps = max((each.report.step or 0 for each in job.replicas), default=0)
-    if facts := ", ".join(filter(None, (str(steps or ""), describe_resume(job)))):
-        yield f"  steps         {facts}"
-    yield from _restarts(job)
+    facts = ", ".join(filter(None, (str(steps or ""), describe_resume(job))))
+    yield from write_rows([("steps", facts)] if facts else [])
+    yield from write_rows(_restarts(job))
     yield from _evaluation(job, results)
-    if results.has_model:
-        yield f"  model         {results.output}/model"
-    if results.has_checkpoints:
-        yield f"  checkpoints   {results.output}/checkpoints"
-    if results.has_events:
-        yield f"  TensorBoard   tensorboard --logdir {results.output}"
-    if results.copy:
-        yield f"  copy it here  {results.copy}"
+    left = {
+        "model": f"{results.output}/model" if results.has_model else "",
+        "checkpoints": f"{results.output}/checkpoints" if results.has_checkpoints else "",
+        "TensorBoard": f"tensorboard --logdir {results.output}" if results.has_events else "",
+        "copy it here": results.copy,
+    }
+    yield from write_rows(row for row in left.items() if row[1])
 
 
 def _smoke_test(job: JobView, results: Results) -> Iterator[str]:
     """Yield a line for each thing that a smoke test tries, and whether it worked."""
-    progress = job.status.progress or Progress()
-    trained = [each for each in job.replicas if not each.is_evaluator and each.report.step]
-    steps = max([progress.step or 0, *(each.report.step or 0 for each in trained)])
-    on = f" on {', '.join(each.name for each in trained)}" if trained else ""
-    own = {key: value for key, value in progress.metrics.items() if not key.startswith("val_")}
-    held_out = {key: value for key, value in progress.metrics.items() if key.startswith("val_")}
+    trained = [each.name for each in job.replicas if not each.is_evaluator and each.report.step]
+    figures, steps = job.figures, job.figures.step or 0
+    on = f" on {', '.join(trained)}" if trained else ""
+    own = {key: value for key, value in figures.metrics.items() if not key.startswith("val_")}
+    held_out = {key: value for key, value in figures.metrics.items() if key.startswith("val_")}
     taken = f"{steps} step{'' if steps == 1 else 's'}{on}: {describe_metrics(own)}" if steps else ""
-    yield _tried("training", taken, "no step was taken")
-    validated = describe_metrics(held_out) if held_out else ""
-    yield _tried("validation", validated, "not tried, none comes with the training")
     saved = f"step {job.checkpoint_step}" if job.checkpoint_step is not None else ""
-    yield _tried("checkpoint", saved, "none was saved")
     score = describe_evaluation(job.last_evaluation) if job.last_evaluation is not None else ""
-    missing = "none was reported" if _has_evaluator(job) else "not tried, the job has no evaluator"
-    yield _tried("evaluation", score, missing)
+    unscored = "none was reported" if _has_evaluator(job) else "not tried, the job has no evaluator"
+    tried = [
+        ("training", taken, "no step was taken"),
+        ("validation", held_out and describe_metrics(held_out), "not tried, none comes with the training"),
+        ("checkpoint", saved, "none was saved"),
+        ("evaluation", score, unscored),
+    ]
     if job.replicas:  # a cluster's job doesn't report it
         model = f"{results.output}/model" if results.has_model else ""
-        yield _tried("export", model, "not tried, only train_and_evaluate writes the model by itself")
-    yield from _evaluation(job, results) if any(r.is_evaluator and r.has_failed for r in job.replicas) else ()
-
-
-def _tried(what: str, worked: str, otherwise: str) -> str:
-    return f"  {what:<13} {f'ok: {worked}' if worked else otherwise}"
+        tried.append(("export", model, "not tried, only train_and_evaluate writes the model by itself"))
+    yield from write_rows(
+        (what, f"ok: {worked}" if worked else otherwise) for what, worked, otherwise in tried
+    )
+    if any(each.is_evaluator and each.has_failed for each in job.replicas):
+        yield from _evaluation(job, results)
 
 
 def _evaluation(job: JobView, results: Results) -> Iterator[str]:
@@ -512,29 +490,22 @@ def _has_evaluator(job: JobView) -> bool:
     return not isinstance(role, dict) or role.get("replicas", 1) != 0
 
 
-def _first_failure(job: JobView, results: Results) -> Iterator[str]:
+def describe_failure(job: JobView, results: Results) -> Iterator[str]:
+    """Yield the lines about the first failure of a job: who, how, its log, and what to do if it failed."""
     first = job.status.first_failure
     if first is None or not first.rank:
         return
+    code, how = first.exit_code, first.reason
+    if code is not None:
+        by_signal = {128 + each: f"killed by {each.name}" for each in signal.Signals}
+        how = f"{by_signal.get(code, f'exit code {code}')} ({first.reason})"
+    step = f", at step {first.step}" if first.step is not None else ""
     node = f", on node {first.node}" if first.node else ""
-    yield f"  first failure {first.rank}, {_describe_exit(first)}{node}"
+    yield f"  first failure {first.rank}, {how}{step}{node}"
     tail = results.tails.get(first.pod) or tuple(first.log_tail.splitlines())
     yield from _log(first.rank, tail, results)
     if job.outcome is Outcome.FAILED:
         yield f"  what to do    {results.advice.on(first.reason, first.exit_code, chr(10).join(tail))}"
-
-
-def _describe_exit(failure: FirstFailure) -> str:
-    """Return `exit code 1 (Crashed), at step 30`."""
-    code = failure.exit_code
-    at = f", at step {failure.step}" if failure.step is not None else ""
-    if code is None:
-        return f"{failure.reason}{at}"
-    try:
-        how = f"killed by {signal.Signals(code - 128).name}" if code > 128 else ""
-    except ValueError:
-        how = ""
-    return f"{how or f'exit code {code}'} ({failure.reason}){at}"
 
 
 def _log(replica: str, tail: tuple[str, ...], results: Results) -> Iterator[str]:
@@ -543,127 +514,3 @@ def _log(replica: str, tail: tuple[str, ...], results: Results) -> Iterator[str]
         yield from (f"    | {line}" for line in tail[-_SHOWN_LOG_LINES:])
     if replica in results.logs:
         yield f"  whole log     {results.logs[replica]}"
-
-
-# One job in full: state, figures, conditions, first failure, pods.
-
-
-def describe_job(
-    job: JobView, pods: Iterable[Pod], now: datetime, results: Results | None = None
-) -> tuple[str, ...]:
-    """Return the lines.
-
-    Args:
-        job: the job.
-        pods: the job's own pods; of a run here its replicas are shown instead.
-        now: the current time, ideally by the API server's clock.
-        results: of a run here.
-    """
-    failure = _first_failure(job, results or results_on_cluster(job))
-    replicas = _replicas(job, results) if results else _pods(job, pods, now)
-    place = f"  folder        {results.output}" if results else f"  namespace     {job.namespace}"
-    parts = (_header(job, place, now), _facts(job), _conditions(job, now), failure, replicas)
-    return tuple(printable(line) for part in parts for line in part)
-
-
-def _header(job: JobView, place: str, now: datetime) -> Iterator[str]:
-    state = f"{job.state}, being deleted" if job.deleting else job.state
-    yield f"{job.name}   {state}" + (f": {job.message}" if job.message else "")
-    yield place
-    ages = [f"created {short_duration(now - job.created_at)} ago"] if job.created_at else []
-    start, end = job.status.start_time, job.status.completion_time
-    if start and end:
-        ages.append(f"took {short_duration(end - start)}, over since {short_duration(now - end)}")
-    elif start and not job.is_over:
-        ages.append(f"at it for {short_duration(now - start)}")
-    if ages:
-        yield f"  time          {'; '.join(ages)}"
-
-
-def _facts(job: JobView) -> Iterator[str]:
-    status = job.status
-    if status.worker is not None and status.worker.summary:
-        yield f"  workers       {status.worker.summary} ready"
-    if figures := describe_figures(job):
-        yield f"  progress      {figures}"
-    if not job.is_over:
-        yield from (f"  straggler     {describe(straggler)}" for straggler in status.stragglers)
-        steps = status.progress or Progress()
-        if (waiting := describe_input(steps.step_seconds, steps.input_seconds)) is not None:
-            yield f"  input         {waiting}"
-    if status.output is not None and (status.output.path or job.checkpoint_step is not None):
-        of = f"step {job.checkpoint_step} in " if job.checkpoint_step is not None else ""
-        yield f"  checkpoint    {of}{status.output.path}"
-    if job.last_evaluation is not None:
-        yield f"  evaluation    {describe_evaluation(job.last_evaluation)}"
-    yield f"  restarts      {_describe_restarts(job)}"
-    yield from _notices(job)
-
-
-def _describe_restarts(job: JobView) -> str:
-    restarts, attempt = job.status.restarts, job.status.attempt
-    reset = f", {restarts.reset} more that training has got beyond" if restarts.reset else ""
-    uncounted = f", {restarts.not_counted} that don't count" if restarts.not_counted else ""
-    last = f", attempt {attempt}" if attempt else ""
-    return f"{restarts.counted} of {job.spec.get('maxRestarts', 3)}{reset}{uncounted}{last}"
-
-
-def _conditions(job: JobView, now: datetime) -> Iterator[str]:
-    if not job.status.conditions:
-        return
-    yield "  conditions"
-    rows = [("TYPE", "STATUS", "SINCE", "REASON", "MESSAGE")]
-    for c in job.status.conditions:
-        rows.append((c.type, c.status, short_duration(now - c.last_transition_time), c.reason, c.message))
-    yield from (f"    {line}" for line in layout(rows))
-
-
-def _pods(job: JobView, pods: Iterable[Pod], now: datetime) -> Iterator[str]:
-    progress = job.status.progress or Progress()
-    times = {"STEP TIME": progress.step_seconds, "OWN WORK": progress.work_seconds}
-    known = {title: seconds for title, seconds in times.items() if seconds}
-    rows = [("REPLICA", "STATE", "READY", *known, "NODE", "AGE", "POD")]
-    for pod in pods:
-        name, ready = pod.replica.name, "yes" if pod.ready else "no"
-        figures = (_seconds(seconds.get(name)) for seconds in known.values())
-        age = short_duration(now - pod.created_at) if pod.created_at else ""
-        rows.append((name, describe_pod(pod), ready, *figures, pod.node, age, pod.name))
-    if len(rows) == 1:
-        yield "  pods          none"
-        return
-    yield "  pods"
-    yield from (f"    {line}" for line in layout(rows))
-
-
-def _replicas(job: JobView, results: Results) -> Iterator[str]:
-    rows = [("REPLICA", "STATE", "STEP", "LOG")]
-    for each in job.replicas:
-        step = format_count(each.report.step, each.report.total_steps)
-        rows.append((each.name, each.state, step, results.logs.get(each.name, "")))
-    yield "  replicas"
-    yield from (f"    {line}" for line in layout(rows))
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g} s"
-
-
-# Tables.
-
-
-_GAP = "   "
-
-
-def layout(rows: Iterable[Sequence[str]], widths: Sequence[int] = ()) -> Iterator[str]:
-    """Yield the rows with aligned columns, at least as wide as `widths`."""
-    every = [[cell or "-" for cell in row] for row in rows]
-    wide = column_widths(every, widths)
-    for row in every:
-        padded = [cell.ljust(width) for cell, width in zip(row, wide, strict=True)]
-        yield _GAP.join(padded).rstrip()
-
-
-def column_widths(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return the width of each column."""
-    columns = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return tuple(max(pair) for pair in zip(columns, least, strict=True)) if least else tuple(columns)

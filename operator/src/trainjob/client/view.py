@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
-from trainjob.api import API_VERSION, KIND, Evaluation, TrainJobStatus
+from trainjob.api import API_VERSION, KIND, Evaluation, Progress, TrainJobStatus
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import (
     AgentReport,
@@ -72,6 +72,23 @@ class ReplicaView:
     def has_failed(self) -> bool:
         """Return whether it has ended with an exit code other than 0."""
         return bool(self.exit_code)
+
+    @property
+    def is_stepping(self) -> bool:
+        """Return whether it takes steps; in other states the figures of the last one are out of date."""
+        return self.state in ("training", "saving", "evaluating")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How far training is; None means unknown. Texts among the metrics are those of a status."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    total_epochs: int | None = None
+    examples_per_second: float | None = None
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +171,34 @@ class JobView:
         steps = (replica.report.resumed_from for replica in self.replicas)
         return next((step for step in steps if step), None)
 
+    @property
+    def lead(self) -> ReplicaView | None:
+        """Return the replica whose steps are the job's; None for a job in a cluster."""
+        trained = (each for each in self.replicas if not each.is_evaluator)
+        return next((each for each in trained if each.report.step is not None), None)
+
+    @property
+    def figures(self) -> Figures:
+        """Return how far training is: of a run here its replicas' reports are newer than the status."""
+        progress, lead = self.status.progress or Progress(), self.lead
+        if lead is None:
+            p = progress
+            return Figures(p.step, p.total_steps, p.epoch, None, p.examples_per_second, dict(p.metrics))
+        r = lead.report
+        metrics: dict[str, float | str] = {**progress.metrics}
+        metrics |= {} if r.loss is None else {"loss": r.loss}
+        metrics |= r.metrics or {}
+        return Figures(r.step, r.total_steps, r.epoch, r.total_epochs, r.examples_per_second, metrics)
+
 
 def read_job(manifest: Mapping[str, Any]) -> JobView:
     """Return the job; an invalid status, as after an edit by hand, counts as empty."""
     meta = manifest.get("metadata") or {}
     spec = manifest.get("spec")
-    status = _read_status(manifest.get("status"))
+    try:
+        status = TrainJobStatus.model_validate(manifest.get("status") or {})
+    except ValidationError:
+        status = TrainJobStatus()
     start, end = status.start_time, status.completion_time
     return JobView(
         name=str(meta.get("name", "")),
@@ -190,13 +229,6 @@ def manifest_of(job: JobView) -> dict[str, Any]:
     }
 
 
-def _read_status(raw: object) -> TrainJobStatus:
-    try:
-        return TrainJobStatus.model_validate(raw or {})
-    except ValidationError:
-        return TrainJobStatus()
-
-
 def read_run(
     snapshot: Snapshot,
     replicas: Iterable[Replica],
@@ -205,15 +237,7 @@ def read_run(
     now: datetime,
     events: tuple[PostedEvent, ...] = (),
 ) -> JobView:
-    """Return the job of a run on this machine.
-
-    Args:
-        snapshot: the job and all objects that belong to it.
-        replicas: every replica of the job, in display order.
-        since: the start time of the run.
-        now: the current time.
-        events: about the job, oldest first.
-    """
+    """Return the job of a run on this machine, which began at `since`, with its replicas in this order."""
     job = read_job(snapshot.job)
     reports = {pod: read_report(raw) for pod, raw in snapshot.progress.items()}
     pods = sorted(filter(None, map(read_pod, snapshot.pods)), key=lambda pod: pod.incarnation)
@@ -261,13 +285,11 @@ class Resumptions:
 
     def complete(self, job: JobView) -> JobView:
         """Return the view with completed events; call it with each view."""
-        restarts = [each for each in job.events if each.reason in RESTARTS]
-        if restarts:
-            since = restarts[-1].at.timestamp()
-            fresh = (each.report for each in job.replicas if (each.report.time or 0.0) > since)
-            step = next((report.resumed_from for report in fresh if report.resumed_from), None)
-            if step is not None:
-                self._steps[restarts[-1].at] = step
+        restarts = [each.at for each in job.events if each.reason in RESTARTS]
+        for each in job.replicas if restarts else ():
+            if each.report.resumed_from and (each.report.time or 0.0) > restarts[-1].timestamp():
+                self._steps[restarts[-1]] = each.report.resumed_from
+                break
         return replace(job, events=tuple(map(self._completed, job.events)))
 
     def _completed(self, event: PostedEvent) -> PostedEvent:
@@ -299,12 +321,7 @@ def _read_replica(
 
 
 def describe_pod(pod: Pod, running: str = "running") -> str:
-    """Return a pod's state in one or a few words.
-
-    Args:
-        pod: the pod.
-        running: the state while its container runs.
-    """
+    """Return a pod's state in one or a few words: `running` while its container runs."""
     if pod.state is PodState.SUCCEEDED:
         return "finished"
     if pod.state is PodState.FAILED:
@@ -324,35 +341,23 @@ def why_no_log(pod: Pod) -> str:
     return "waiting for a node" if pod.state is PodState.PENDING else "starting"
 
 
-# The figures of a job: those of a replica of a run here are newer than the status.
-
-
-def reporting_replica(job: JobView) -> ReplicaView | None:
-    """Return the replica whose steps are the job's; None for a job in a cluster."""
-    return next((each for each in job.replicas if not each.is_evaluator and each.report.step), None)
+# The figures of a job as numbers.
 
 
 def current_metrics(job: JobView) -> dict[str, float]:
     """Return the latest metrics of training, and the evaluator's as `val_` and their names."""
-    lead, progress = reporting_replica(job), job.status.progress
-    found: dict[str, float | str] = dict(progress.metrics) if progress else {}
-    if lead is not None:
-        loss = {} if lead.report.loss is None else {"loss": lead.report.loss}
-        found |= loss | dict(lead.report.metrics or {})
-    scores = dict(job.evaluation.metrics) if job.evaluation else {}
-    return {
-        **{name: number for name, value in found.items() if (number := _number(value)) is not None},
-        **{f"val_{name}": number for name, value in scores.items() if (number := _number(value)) is not None},
-    }
+    scores = job.evaluation.metrics if job.evaluation else {}
+    found = {**job.figures.metrics, **{f"val_{name}": value for name, value in scores.items()}}
+    return {name: number for name, value in found.items() if (number := as_number(value)) is not None}
 
 
 def current_step(job: JobView) -> int | None:
     """Return the last step that was reported."""
-    lead, progress = reporting_replica(job), job.status.progress
-    return lead.report.step if lead is not None else progress.step if progress else None
+    return job.figures.step
 
 
-def _number(value: object) -> float | None:
+def as_number(value: object) -> float | None:
+    """Return the number that a metric has, in a status as text; None for other texts."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from trainjob.client.display import History as Display
-from trainjob.client.display import describe_best
-from trainjob.client.history import History
-from trainjob.client.notebook import job_facts
-from trainjob.client.presenter import (
-    Results,
-    brief_message,
-    describe_end,
-    format_count,
-    format_metric,
-    main_metric,
-)
-from trainjob.client.view import (
-    JobView,
-    Outcome,
-    current_metrics,
-    current_step,
-    describe_pod,
-    reporting_replica,
-)
+from trainjob.client.history import History, thin_out
+from trainjob.client.page import History as Display
+from trainjob.client.page import ReplicaRow, build_page, cells_of
+from trainjob.client.presenter import Results, describe_end, format_metric
+from trainjob.client.view import JobView, Outcome, current_metrics, current_step
 from trainjob.cluster.protocol import Manifest, PostedEvent
 from trainjob.core.pods import Pod, event_time
-from trainjob.core.progress import WAITING_FOR_STORAGE
-from trainjob.core.wording import printable, short_duration
+from trainjob.core.wording import printable
 
 Json = dict[str, Any]
-
-_TONES = {
-    "Running": "busy",
-    "Evaluating": "busy",
-    "Complete": "good",
-    "Failed": "bad",
-    "Failing": "bad",
-    "Restarting": "warning",
-    WAITING_FOR_STORAGE: "warning",
-    "Interrupted": "warning",
-}
-"""States by how they are coloured; all others are `idle`."""
 
 
 def describe_row(key: str, job: JobView, place: str, began: datetime | None) -> Json:
@@ -56,20 +27,18 @@ def describe_row(key: str, job: JobView, place: str, began: datetime | None) -> 
         place: where it runs.
         began: when the run began, or the job was created.
     """
-    lead, progress = reporting_replica(job), job.status.progress
-    total = lead.report.total_steps if lead else progress.total_steps if progress else None
-    step, score = current_step(job), job.last_evaluation
+    page, cells = build_page(job), cells_of(job)
     return {
         "key": key,
-        "name": printable(job.name),
+        "name": page.name,
         "place": place,
-        "state": printable(job.state),
-        "tone": _TONES.get(job.state, "idle"),
-        "message": printable(brief_message(job)),
-        "steps": format_count(step, total),
-        "share": min(step / total, 1.0) if step is not None and total else None,
-        "score": printable(main_metric(score.metrics)) if score is not None else "",
-        "began": _time(began),
+        "state": page.state,
+        "tone": page.tone,
+        "message": page.message,
+        "steps": cells["STEP"],
+        "share": page.share,
+        "score": printable(cells["SCORE"]),
+        "began": began.isoformat() if began is not None else None,
     }
 
 
@@ -79,7 +48,7 @@ def describe_details(
     display: Display,
     curves: History,
     *,
-    pods: Sequence[Pod] = (),
+    pods: Iterable[Pod] = (),
     events: Iterable[PostedEvent] = (),
     results: Results,
     notes: Iterable[str] = (),
@@ -94,63 +63,38 @@ def describe_details(
         pods: of a job in a cluster: its newest pods.
         events: about it, in any order.
         results: where its output is.
-        notes: sentences about what can't be shown; the job's notices come before them.
+        notes: sentences about what can't be shown.
     """
+    page = build_page(job, display, pods=pods, results=results)
+    has_failure = job.outcome is Outcome.FAILED or job.status.first_failure is not None
     return row | {
-        "facts": [[name, printable(value)] for name, value in _facts(job, display, results)],
-        "replicas": [*_replicas(job, display), *_pods(job, pods)],
-        "events": [_event(each) for each in sorted(events, key=lambda event: event.at, reverse=True)],
-        "end": [printable(line) for line in _end(job, results)],
-        "curves": [_figure(name, curves) for name in _figures(curves)],
-        "notes": [printable(note) for note in (*(f"notice: {n}" for n in job.status.notices), *notes)],
+        "facts": page.rows,
+        "replicas": [_replica(each) for each in page.replicas],
+        "events": [
+            {
+                "at": event.at.isoformat(),
+                "warning": event.type == "Warning",
+                "reason": printable(event.reason),
+                "message": printable(event.message),
+            }
+            for event in sorted(events, key=lambda event: event.at, reverse=True)
+        ],
+        "end": list(map(printable, describe_end(job, results))) if job.is_over and has_failure else [],
+        "curves": _figures(curves),
+        "notes": list(map(printable, notes)),
     }
 
 
-def _facts(job: JobView, display: Display, results: Results) -> Iterable[tuple[str, str]]:
-    left = display.time_left(job)
-    facts = dict(job_facts(job)) | ({"time left": short_duration(left)} if left is not None else {})
-    facts.pop("replicas", None)  # they have a table
-    if best := describe_best(job, display):
-        facts["best"] = ", ".join(best)
-    if results.output:
-        facts["output"] = results.output
-    return facts.items()
-
-
-def _end(job: JobView, results: Results) -> Sequence[str]:
-    has_failure = job.outcome is Outcome.FAILED or job.status.first_failure is not None
-    return describe_end(job, results) if job.is_over and has_failure else ()
-
-
-# Replicas: of a run here with their figures, of a job in a cluster with their pods.
-
-
-def _replicas(job: JobView, display: Display) -> Iterable[Json]:
-    for each in job.replicas:
-        report = each.report
-        yield {
-            "name": each.name,
-            "state": printable(display.phase(each, job)),
-            "steps": format_count(report.step, report.total_steps),
-            "detail": "" if report.loss is None else f"loss {report.loss:.4g}",
-            "failed": each.has_failed,
-        }
-
-
-def _pods(job: JobView, pods: Iterable[Pod]) -> Iterable[Json]:
-    progress = job.status.progress
-    for pod in pods:
-        seconds = progress.step_seconds.get(pod.replica.name) if progress else None
-        yield {
-            "name": pod.replica.name,
-            "state": printable(describe_pod(pod)),
-            "steps": "" if seconds is None else f"{seconds:.3g} s a step",
-            "detail": printable(f"node {pod.node}" if pod.node else ""),
-            "failed": bool(pod.exit_code),
-        }
-
-
-# Events.
+def _replica(row: ReplicaRow) -> Json:
+    cells = row.cells
+    of_pod = f"{cells['step time']} a step" if cells.get("step time") else ""
+    return {
+        "name": cells["replica"],
+        "state": cells["state"],
+        "steps": cells.get("step") or of_pod,
+        "detail": ", ".join(f"{title} {cells[title]}" for title in ("loss", "node") if cells.get(title)),
+        "failed": row.tone == "bad",
+    }
 
 
 def read_event(manifest: Manifest) -> PostedEvent:
@@ -161,15 +105,6 @@ def read_event(manifest: Manifest) -> PostedEvent:
     return PostedEvent(event_time(manifest), kind, reason, message + often)
 
 
-def _event(event: PostedEvent) -> Json:
-    return {
-        "at": _time(event.at),
-        "warning": event.type == "Warning",
-        "reason": printable(event.reason),
-        "message": printable(event.message),
-    }
-
-
 # Curves: a figure for each metric, with the values of training and of validation.
 
 
@@ -177,32 +112,23 @@ _MOST_POINTS = 600
 _VALIDATION = "val_"
 
 
-def _figures(curves: History) -> list[str]:
+def _figures(curves: History) -> Sequence[Json]:
     """Return the metrics: the loss, then those that are validated, then the others."""
     names = dict.fromkeys(name.removeprefix(_VALIDATION) for name in curves)
-    return sorted(names, key=lambda name: (name != "loss", _VALIDATION + name not in curves))
-
-
-def _figure(name: str, curves: History) -> Json:
-    series = {"training": curves.get(name), "validation": curves.get(_VALIDATION + name)}
-    return {
-        "name": printable(name),
-        "percent": format_metric(name, 1.0).endswith("%"),
-        "series": [{"label": label, "points": thin_out(curve)} for label, curve in series.items() if curve],
-    }
-
-
-def thin_out(curve: Mapping[int, float], most: int = _MOST_POINTS) -> list[tuple[int, float]]:
-    """Return at most about so many finite points of a curve: of each part the smallest and the largest."""
-    points = [(step, value) for step, value in curve.items() if math.isfinite(value)]
-    if len(points) <= most:
-        return points
-    size = math.ceil(2 * len(points) / most)
-    shown = {points[0], points[-1]}
-    for start in range(0, len(points), size):
-        part = points[start : start + size]
-        shown |= {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
-    return sorted(shown)
+    ordered = sorted(names, key=lambda name: (name != "loss", _VALIDATION + name not in curves))
+    labels = {"training": "", "validation": _VALIDATION}
+    return [
+        {
+            "name": printable(name),
+            "percent": format_metric(name, 1.0).endswith("%"),
+            "series": [
+                {"label": label, "points": thin_out(curves[prefix + name], _MOST_POINTS)}
+                for label, prefix in labels.items()
+                if curves.get(prefix + name)
+            ],
+        }
+        for name in ordered
+    ]
 
 
 class Samples:
@@ -231,7 +157,3 @@ class Samples:
             curve[step] = value
             if len(curve) > self._MOST:
                 self.curves[name] = dict([*curve.items()][::2])
-
-
-def _time(at: datetime | None) -> str | None:
-    return at.isoformat() if at is not None else None

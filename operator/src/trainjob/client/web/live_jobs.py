@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainjob.client.connection import ClusterOptions, connected, has_cluster
-from trainjob.client.display import History as Display
 from trainjob.client.handle import ClusterJob, JobHandle
 from trainjob.client.history import History, history_state, read_history
 from trainjob.client.job_logs import Wanted, newest_pods, own_pods
 from trainjob.client.jobs import follow, job_scope, pod_scope
-from trainjob.client.presenter import results_on_cluster
+from trainjob.client.page import History as Display
+from trainjob.client.presenter import results_of
 from trainjob.client.problems import ClusterProblem, NoJob, describe_problem
 from trainjob.client.run_record import Run, all_runs, index_name, index_state
 from trainjob.client.runs import LocalJob, results_in
@@ -28,6 +28,9 @@ from trainjob.cluster.protocol import ClusterError, Manifest
 
 if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
+
+_RUN, _JOB = "run/", "job/"
+"""How keys begin."""
 
 _SCAN_SECONDS = 1.0
 """Between two looks for new runs."""
@@ -78,17 +81,15 @@ class LiveJob:
         if (folder := self.folder) is not None:
             curves, results = await asyncio.to_thread(lambda: (self._read_curves(folder), results_in(folder)))
             return describe_details(job, row, self.display, curves, events=job.events, results=results)
-        events = map(read_event, objects.events.values()) if objects is not None else ()
-        pods = objects.pods.values() if objects is not None else ()
         return describe_details(
             job,
             row,
             self.display,
             self._samples.curves,
-            pods=newest_pods(own_pods(pods, job.uid), Wanted()),
-            events=events,
-            results=results_on_cluster(job),
-            notes=(_SAMPLED, *(objects.problems.values() if objects is not None else ())),
+            pods=newest_pods(own_pods(objects.pods.values(), job.uid), Wanted()) if objects else (),
+            events=map(read_event, objects.events.values()) if objects else (),
+            results=results_of(job),
+            notes=(_SAMPLED, *(objects.problems.values() if objects else ())),
         )
 
     def _read_curves(self, folder: Path) -> History:
@@ -173,7 +174,9 @@ class LiveJobs:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Return the row of each job: those that go on, then the latest."""
-        jobs = sorted(self.jobs.values(), key=lambda job: job.began or _LONG_AGO, reverse=True)
+        jobs = sorted(
+            self.jobs.values(), key=lambda job: job.began or datetime.min.replace(tzinfo=UTC), reverse=True
+        )
         return [job.row for job in sorted(jobs, key=lambda job: job.view.is_over)]
 
     async def later_than(self, version: int) -> int:
@@ -226,7 +229,7 @@ class LiveJobs:
             await asyncio.sleep(_SCAN_SECONDS)
 
     def _take(self, runs: Iterable[Run], group: asyncio.TaskGroup) -> None:
-        found = {_run_key(run): run for run in runs}
+        found = {_RUN + index_name(run.folder): run for run in runs}
         for key, run in found.items():
             if key in self._following:
                 continue
@@ -279,7 +282,8 @@ class LiveJobs:
                     case Seen(manifest):
                         self._see_job(self._api, read_job(manifest))
                     case Gone(manifest):
-                        self.jobs.pop(_job_key(read_job(manifest)), None)
+                        gone = read_job(manifest)
+                        self.jobs.pop(f"{_JOB}{gone.namespace}/{gone.name}", None)
                         self._change()
                     case Listed(_, objects):
                         self._problem = ""
@@ -288,7 +292,7 @@ class LiveJobs:
                         self._report(f"{describe_problem(error)}; trying again")
 
     def _see_job(self, api: ApiClient, view: JobView) -> None:
-        key = _job_key(view)
+        key = f"{_JOB}{view.namespace}/{view.name}"
         known = self.jobs.get(key)
         handle = ClusterJob(api, view.namespace, view.name)
         if known is None or known.view.uid != view.uid:
@@ -301,15 +305,3 @@ class LiveJobs:
         self._problem = problem
         self._problem_until = asyncio.get_running_loop().time() + _PROBLEM_SECONDS
         self._change()
-
-
-_RUN, _JOB = "run/", "job/"
-_LONG_AGO = datetime.fromtimestamp(0, UTC)
-
-
-def _run_key(run: Run) -> str:
-    return _RUN + index_name(run.folder)
-
-
-def _job_key(view: JobView) -> str:
-    return f"{_JOB}{view.namespace}/{view.name}"

@@ -70,10 +70,21 @@ async def serve(jobs: LiveJobs, port: int = 0, token: str | None = None) -> Asyn
     """
     token = token or secrets.token_urlsafe(24)
     app = web.Application(middlewares=[_guard(token)])
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        query = request.query
+        await _Stream(jobs, response, query.get("job", ""), query.get("replica", "")).run()
+        return response
+
+    async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(_HEADERS)
+
     for path, (name, kind) in _FILES.items():
         app.router.add_get(path, _file(name, kind), allow_head=False)
-    app.router.add_get("/stream", _streaming(jobs), allow_head=False)
-    app.on_response_prepare.append(_add_headers)
+    app.router.add_get("/stream", stream, allow_head=False)
+    app.on_response_prepare.append(add_headers)
     # A reader that leaves ends its stream.
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
@@ -120,10 +131,6 @@ def _cookie(request: web.Request) -> str:
     return f"trainjob-ui-{address[1] if address else 0}"
 
 
-async def _add_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    response.headers.update(_HEADERS)
-
-
 def _file(name: str, kind: str) -> Handler:
     content = (files("trainjob.client.web") / name).read_bytes()
 
@@ -137,26 +144,8 @@ def _file(name: str, kind: str) -> Handler:
 # was asked for, or null if there is none; `log` has lines of its log, and `log-start` comes before the first.
 
 
-def _streaming(jobs: LiveJobs) -> Handler:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        stream = _Stream(jobs, response, request.query.get("job", ""), request.query.get("replica", ""))
-        await stream.run()
-        return response
-
-    return answer
-
-
 class _Stream:
-    """One connection of a page.
-
-    Args:
-        jobs: what is shown.
-        response: where the events go.
-        key: of the job that is chosen, or an empty string.
-        replica: whose log is shown; empty: those of all.
-    """
+    """One connection of a page, with the key of the chosen job, and the replica whose log is shown."""
 
     def __init__(self, jobs: LiveJobs, response: web.StreamResponse, key: str, replica: str) -> None:
         self._jobs, self._response, self._key, self._replica = jobs, response, key, replica
@@ -196,10 +185,10 @@ class _Stream:
     async def _send_details(self) -> None:
         sent: object = self
         while True:
-            uid = self._uid
+            uid = self._job and self._job.view.uid
             async with self._jobs.objects_of(self._key) as objects:
                 version = -1
-                while uid == self._uid:
+                while uid == (self._job and self._job.view.uid):
                     version = await self._jobs.later_than(version)
                     job = self._job
                     details = await job.details(objects) if job is not None else None
@@ -211,10 +200,6 @@ class _Stream:
     @property
     def _job(self) -> LiveJob | None:
         return self._jobs.jobs.get(self._key)
-
-    @property
-    def _uid(self) -> str | None:
-        return self._job.view.uid if self._job is not None else None
 
     # The log: its last lines, what is added, and again from there if the job runs once more.
 
