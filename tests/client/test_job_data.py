@@ -14,7 +14,7 @@ from trainjob.client.history import thin_out
 from trainjob.client.page import History as Display
 from trainjob.client.presenter import Results
 from trainjob.client.view import JobView, read_job
-from trainjob.client.web.job_data import Samples, describe_details, describe_row, read_event
+from trainjob.client.web.job_data import describe_details, describe_row, read_event
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.pods import read_pod
@@ -145,7 +145,7 @@ def test_a_long_curve_keeps_its_ends_and_its_peaks() -> None:
 
 
 def test_states_become_curves() -> None:
-    samples = Samples()
+    samples = Display()
     for step, loss, scored in (
         (10, "0.9", None),
         (20, "0.8", 10),
@@ -154,14 +154,16 @@ def test_states_become_curves() -> None:
         (21, "nan", 20),
     ):
         evaluation = {"evaluation": {"step": scored, "metrics": {"loss": f"0.{scored}"}}} if scored else {}
-        samples.add(read_job(stored_job(progress={"step": step, "metrics": {"loss": loss}}, **evaluation)))
+        samples.observe(
+            read_job(stored_job(progress={"step": step, "metrics": {"loss": loss}}, **evaluation))
+        )
     loss = samples.curves["loss"]
     assert list(loss) == [10, 20, 21]  # training went back from 30
     assert math.isnan(loss.pop(21))
     assert samples.curves == {"loss": {10: 0.9, 20: 0.8}, "val_loss": {10: 0.1, 20: 0.2}}
-    samples.add(JobView(name="digits"))
+    samples.observe(JobView(name="digits"))
     for step in range(100, 5_000):
-        samples.add(read_job(stored_job(progress={"step": step, "metrics": {"loss": "0.5"}})))
+        samples.observe(read_job(stored_job(progress={"step": step, "metrics": {"loss": "0.5"}})))
     assert len(samples.curves["loss"]) <= 4_000
 
 

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, Protocol
 
 from trainjob.client.history import thin_out
-from trainjob.client.page import build_page
+from trainjob.client.page import History, build_page
 from trainjob.client.presenter import (
     IN_PYTHON,
     describe_changes,
@@ -20,7 +20,7 @@ from trainjob.client.presenter import (
     format_metric,
     results_of,
 )
-from trainjob.client.view import JobView, Outcome, current_metrics, current_step
+from trainjob.client.view import JobView, Outcome
 from trainjob.core.wording import printable
 
 Curve = Mapping[int, float]
@@ -32,7 +32,9 @@ _SHOWN_EVENTS = 5
 # One job as HTML.
 
 
-def to_html(job: JobView, place: str, curve: Curve, events: Sequence[str] = ()) -> str:
+def to_html(
+    job: JobView, place: str, curve: Curve, events: Sequence[str] = (), history: History | None = None
+) -> str:
     """Return a job's page and the curve of its loss as HTML.
 
     Args:
@@ -40,12 +42,13 @@ def to_html(job: JobView, place: str, curve: Curve, events: Sequence[str] = ()) 
         place: where it runs.
         curve: the loss by step.
         events: its last events, one line each; without them its conditions are shown.
+        history: of its earlier views, this one included.
     """
     from trainjob.client.drawing import draw_html  # noqa: PLC0415 - slow to import, and only for a notebook
 
     results = results_of(job)
     results = replace(results, advice=IN_PYTHON) if job.folder else results
-    page = build_page(job, results=results, few=True)
+    page = build_page(job, history, results=results, few=True)
     where = f"on {place}" if place == "this machine" else f"in {place}"
     shown = tuple(map(printable, events[-_SHOWN_EVENTS:])) or page.conditions[-_SHOWN_EVENTS:]
     page = replace(page, about=(printable(where), *page.about), events=shown)
@@ -128,8 +131,9 @@ class Cell:
     """Between two updates that change only figures."""
 
     def __init__(self, place: str, curve: Curve, display: Any, clock: Callable[[], float]) -> None:
-        self._place, self._curve, self._display, self._clock = place, dict(curve), display, clock
+        self._place, self._curve, self._display, self._clock = place, curve, display, clock
         self._events = deque[str](maxlen=_SHOWN_EVENTS)
+        self._history = History()
         self._job: JobView | None = None
         self._handle: Any = None
         self._updated_at = 0.0
@@ -139,14 +143,13 @@ class Cell:
         lines = describe_changes(self._job, job) if self._job else ()
         self._events.extend(line.removeprefix(f"{job.name}: ") for line in lines)
         self._job = job
-        loss, step = current_metrics(job).get("loss"), current_step(job)
-        if loss is not None and step is not None:
-            self._curve[step] = loss
+        self._history.observe(job)
         is_soon = self._handle is not None and self._clock() - self._updated_at < self._SECONDS
         if is_soon and not lines and not job.is_over:
             return
         self._updated_at = self._clock()
-        html = to_html(job, self._place, self._curve, tuple(self._events))
+        curve = {**self._curve, **self._history.curves.get("loss", {})}
+        html = to_html(job, self._place, curve, tuple(self._events), self._history)
         bundle = {"text/html": html, "text/plain": printable(f"{job.name}: {describe_state(job)}")}
         if self._handle is None:
             self._handle = self._display(bundle, raw=True, display_id=True)

@@ -26,7 +26,7 @@ from trainjob.client.presenter import (
     training_phrases,
     write_rows,
 )
-from trainjob.client.view import Figures, JobView, ReplicaView, as_number, describe_pod
+from trainjob.client.view import Figures, JobView, ReplicaView, as_number, current_metrics, describe_pod
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.pods import Pod
 from trainjob.core.progress import WAITING_FOR_STORAGE
@@ -83,6 +83,7 @@ _SMALLER = ("loss", "error", "mse", "mae", "rmse", "mape", "perplexity")
 _LARGER = ("accuracy", "acc", "precision", "recall", "auc", "f1", "f1_score", "r2", "r2_score", "iou")
 _RATE_SECONDS = 30.0
 _SAMPLE_SECONDS = 1.0
+_MOST_POINTS = 4000
 
 
 def direction(metric: str) -> int:
@@ -100,11 +101,13 @@ class History:
         best: value and step by metric: of the evaluator's results and of validations (`val_...`). Values
             within an epoch are averages over its first batches, so the best of them says nothing.
         figures: those of the latest view in which a replica has a step.
+        curves: of a job whose output isn't here: the metrics of all views, by name and step.
     """
 
     def __init__(self) -> None:
         self.best: dict[str, tuple[float, int]] = {}
         self.figures = Figures()
+        self.curves: dict[str, dict[int, float]] = {}
         self._phases: dict[str, tuple[tuple[str, str | None], float]] = {}
         self._steps: deque[tuple[float, int]] = deque()
         self._now = 0.0
@@ -122,6 +125,7 @@ class History:
             self.figures = job.figures
             validations = {k: v for k, v in job.figures.metrics.items() if k.startswith("val_")}
             self._score(lead.report.step, validations)
+        self._draw_on(job)
         self._sample(lead.report.step if lead is not None and lead.is_stepping else None)
 
     def phase(self, replica: ReplicaView, job: JobView) -> str:
@@ -150,6 +154,20 @@ class History:
                 continue
             if name not in self.best or sign * value > sign * self.best[name][0]:
                 self.best[name] = value, step
+
+    def _draw_on(self, job: JobView) -> None:
+        """Add to the curves; steps that training repeats replace the earlier ones."""
+        scored = job.evaluation.step if job.evaluation is not None else job.figures.step
+        for name, value in current_metrics(job).items():
+            step = scored if name.startswith("val_") else job.figures.step
+            if step is None:
+                continue
+            curve = self.curves.setdefault(name, {})
+            for later in [known for known in curve if known > step]:
+                del curve[later]
+            curve[step] = value
+            if len(curve) > _MOST_POINTS:
+                self.curves[name] = dict([*curve.items()][::2])
 
     def _sample(self, step: int | None) -> None:
         if step is None or (self._steps and step < self._steps[-1][1]):

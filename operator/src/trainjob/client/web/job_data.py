@@ -10,7 +10,7 @@ from trainjob.client.history import History, thin_out
 from trainjob.client.page import History as Display
 from trainjob.client.page import ReplicaRow, build_page, cells_of
 from trainjob.client.presenter import Results, describe_end, format_metric
-from trainjob.client.view import JobView, Outcome, current_metrics, current_step
+from trainjob.client.view import JobView, Outcome
 from trainjob.cluster.protocol import Manifest, PostedEvent
 from trainjob.core.pods import Pod, event_time
 from trainjob.core.wording import printable
@@ -129,31 +129,3 @@ def _figures(curves: History) -> Sequence[Json]:
         }
         for name in ordered
     ]
-
-
-class Samples:
-    """The curves of a job whose output isn't here: what its states have said, one after the other.
-
-    Attributes:
-        curves: metrics by name and step.
-    """
-
-    _MOST = 4000
-
-    def __init__(self) -> None:
-        self.curves: History = {}
-
-    def add(self, job: JobView) -> None:
-        """Take the figures of one state; steps that training repeats replace the earlier ones."""
-        metrics, evaluation = current_metrics(job), job.last_evaluation
-        scored = evaluation.step if evaluation is not None else None
-        for name, value in metrics.items():
-            step = scored if name.startswith(_VALIDATION) else current_step(job)
-            if step is None:
-                continue
-            curve = self.curves.setdefault(name, {})
-            for later in [known for known in curve if known > step]:
-                del curve[later]
-            curve[step] = value
-            if len(curve) > self._MOST:
-                self.curves[name] = dict([*curve.items()][::2])

@@ -21,7 +21,7 @@ from trainjob.client.problems import ClusterProblem, NoJob, describe_problem
 from trainjob.client.run_record import Run, all_runs, index_name, index_state
 from trainjob.client.runs import LocalJob, results_in
 from trainjob.client.view import JobView, read_job
-from trainjob.client.web.job_data import Samples, describe_details, describe_row, read_event
+from trainjob.client.web.job_data import describe_details, describe_row, read_event
 from trainjob.cluster.kube.informer import Failed, Gone, Listed, Scope, Seen
 from trainjob.cluster.kube.resources import EVENTS
 from trainjob.cluster.protocol import ClusterError, Manifest
@@ -60,15 +60,12 @@ class LiveJob:
     began: datetime | None
     folder: Path | None = None
     display: Display = field(default_factory=Display)
-    _samples: Samples = field(default_factory=Samples)
     _read: tuple[object, History] = (None, {})
 
     def see(self, view: JobView) -> None:
         """Take a newer state."""
         self.view = view
         self.display.observe(view)
-        if self.folder is None:
-            self._samples.add(view)
 
     @property
     def row(self) -> dict[str, Any]:
@@ -85,7 +82,7 @@ class LiveJob:
             job,
             row,
             self.display,
-            self._samples.curves,
+            self.display.curves,
             pods=newest_pods(own_pods(objects.pods.values(), job.uid), Wanted()) if objects else (),
             events=map(read_event, objects.events.values()) if objects else (),
             results=results_of(job),
