@@ -20,7 +20,6 @@ from trainjob.client.job_logs import own_pods
 from trainjob.client.jobs import find_job, follow, job_scope, list_objects, missing_job, pods_of
 from trainjob.client.page import cells_of, column_widths, describe_job, layout
 from trainjob.client.problems import describe_problem
-from trainjob.client.runs import LocalJob
 from trainjob.client.view import JobView, manifest_of, read_job
 from trainjob.cluster.kube.informer import Failed, Gone, Listed, Seen
 from trainjob.cluster.protocol import ClusterError
@@ -51,8 +50,6 @@ class JobTable:
             click.echo(line)
 
 
-_TABLES = (None, "wide")
-
 _EXITS = {
     Exit.GOOD: "printed",
     Exit.NO_JOB: "there is no such job",
@@ -78,9 +75,8 @@ def get(
     """
     if name and all_namespaces:
         raise click.UsageError("a job has one namespace: name it by -n, without -A")
-    if watch and output not in _TABLES:
+    if watch and output not in (None, "wide"):
         raise click.UsageError("-w prints a table; leave out -o, or take -o wide")
-
     table = JobTable(wide=output == "wide", namespaces=all_namespaces)
 
     async def show_all(cluster: Connection) -> None:
@@ -99,25 +95,22 @@ def get(
 
     async def show_one(name: str) -> None:
         async with find_handle(name, where) as job:
-            if isinstance(job, ClusterJob):
-                if watch:
-                    await _watch(job.api, job.namespace, name, table)
-                    return
-                manifest = await find_job(job.api, job.namespace, name)
-                view = read_job(manifest)
-            elif isinstance(job, LocalJob):
-                if watch:
-                    async with aclosing(job.changes()) as changes:
-                        async for view in changes:
-                            table.print(view)
-                    return
-                view = await job.view()
-                manifest = manifest_of(view)
-            if output in ("json", "yaml"):
-                click.echo(_dump(manifest, output), nl=False)
+            if watch and isinstance(job, ClusterJob):
+                await _watch(job.api, job.namespace, name, table)
+            elif watch:
+                async with aclosing(job.changes()) as changes:
+                    async for view in changes:
+                        table.print(view)
+            elif output in ("json", "yaml"):
+                if isinstance(job, ClusterJob):
+                    stored = await find_job(job.api, job.namespace, name)
+                else:
+                    stored = manifest_of(await job.view())
+                click.echo(_dump(stored, output), nl=False)
             elif output == "wide":
-                table.print(view)
+                table.print(await job.view())
             else:
+                view = await job.view()
                 pods = await _pods(job, view.uid) if isinstance(job, ClusterJob) else ()
                 for line in describe_job(view, pods, datetime.now(UTC)):
                     click.echo(line)

@@ -14,11 +14,13 @@ from trainjob.client.page import History, build_page
 from trainjob.client.presenter import (
     IN_PYTHON,
     describe_changes,
+    describe_failure,
     describe_figures,
     describe_progress,
     describe_state,
     format_metric,
     results_of,
+    time_of_day,
 )
 from trainjob.client.view import JobView, Outcome
 from trainjob.core.wording import printable
@@ -50,10 +52,16 @@ def to_html(
     results = replace(results, advice=IN_PYTHON) if job.folder else results
     page = build_page(job, history, results=results, few=True)
     where = f"on {place}" if place == "this machine" else f"in {place}"
-    shown = tuple(map(printable, events[-_SHOWN_EVENTS:])) or page.conditions[-_SHOWN_EVENTS:]
-    page = replace(page, about=(printable(where), *page.about), events=shown)
+    conditions = sorted(job.status.conditions, key=lambda condition: condition.last_transition_time)
+    shown = events or [
+        f"{time_of_day(each.last_transition_time)} {each.type}: {each.message or each.reason}"
+        for each in conditions
+        if each.status == "True"
+    ]
+    last = tuple(map(printable, shown[-_SHOWN_EVENTS:]))
+    page = replace(page, about=(printable(where), *page.about), events=last)
     below = [f"notice  {text}" for text in page.texts("notice")]
-    below += page.failure if job.outcome is Outcome.FAILED else ()
+    below += map(printable, describe_failure(job, results)) if job.outcome is Outcome.FAILED else ()
     return f"<div>{draw_html(page, below)}{draw_curve(curve)}</div>"
 
 

@@ -82,7 +82,6 @@ def _is_late(replica: ReplicaView) -> bool:
 _SMALLER = ("loss", "error", "mse", "mae", "rmse", "mape", "perplexity")
 _LARGER = ("accuracy", "acc", "precision", "recall", "auc", "f1", "f1_score", "r2", "r2_score", "iou")
 _RATE_SECONDS = 30.0
-_SAMPLE_SECONDS = 1.0
 _MOST_POINTS = 4000
 
 
@@ -175,8 +174,6 @@ class History:
             return
         if self._steps and step == self._steps[-1][1]:
             return
-        if len(self._steps) > 1 and self._steps[-1][0] - self._steps[-2][0] < _SAMPLE_SECONDS:
-            self._steps.pop()
         self._steps.append((self._now, step))
         while self._now - self._steps[0][0] > _RATE_SECONDS and len(self._steps) > 2:
             self._steps.popleft()
@@ -208,8 +205,6 @@ class Page:
         rows: everything that has a name, and its text; a name may come more than once.
         replicas: of a run here its replicas; of a job in a cluster its pods, as far as they are given.
         events: the last unusual ones, each with its local time.
-        conditions: those that are true, each with its local time.
-        failure: lines about the first failure.
     """
 
     name: str
@@ -223,8 +218,6 @@ class Page:
     rows: tuple[tuple[str, str], ...]
     replicas: tuple[ReplicaRow, ...]
     events: tuple[str, ...]
-    conditions: tuple[str, ...]
-    failure: tuple[str, ...]
 
     def texts(self, *names: str) -> list[str]:
         """Return the texts of the rows with these names."""
@@ -246,7 +239,7 @@ def build_page(
         job: its current state.
         history: of its earlier views, this one included.
         pods: of a job in a cluster: those to show.
-        results: where its output is; without it, the failure doesn't say what to do.
+        results: where its output and its logs are.
         now: the current time; without it nothing has an age.
         few: more than six replicas are summed up by role and phase.
     """
@@ -287,7 +280,6 @@ def build_page(
         replicas = _replica_rows(job, history, results.logs if results is not None else {}, few=few)
     else:
         replicas = _pod_rows(job, pods, now)
-    conditions = sorted(status.conditions, key=lambda condition: condition.last_transition_time)
     return Page(
         name=printable(job.name),
         state=printable(job.state),
@@ -300,12 +292,6 @@ def build_page(
         rows=tuple((name, printable(text)) for name, text in rows if text),
         replicas=tuple(replicas),
         events=_printable(last_events(job.events, _SHOWN_EVENTS)),
-        conditions=_printable(
-            f"{time_of_day(each.last_transition_time)} {each.type}: {each.message or each.reason}"
-            for each in conditions
-            if each.status == "True"
-        ),
-        failure=_printable(describe_failure(job, results)) if results is not None else (),
     )
 
 
@@ -438,7 +424,8 @@ def last_events(events: Sequence[PostedEvent], most: int) -> tuple[str, ...]:
 
 def describe_job(job: JobView, pods: Iterable[Pod], now: datetime) -> tuple[str, ...]:
     """Return the lines of one job in full; `pods` are those of a job in a cluster."""
-    page = build_page(job, pods=pods, results=results_of(job), now=now)
+    results = results_of(job)
+    page = build_page(job, pods=pods, results=results, now=now)
     state = f"{page.state}, being deleted" if job.deleting else page.state
     lines = [f"{page.name}   {state}" + (f": {page.message}" if page.message else ""), *write_rows(page.rows)]
     if job.status.conditions:
@@ -448,7 +435,7 @@ def describe_job(job: JobView, pods: Iterable[Pod], now: datetime) -> tuple[str,
                 (c.type, c.status, short_duration(now - c.last_transition_time), c.reason, c.message)
             )
         lines += ["  conditions", *(f"    {line}" for line in layout(table))]
-    lines += page.failure
+    lines += describe_failure(job, results)
     rows, what = [row.cells for row in page.replicas], "replicas" if job.replicas else "pods"
     if rows:
         titles = [title for title in rows[0] if any(row[title] for row in rows)]
