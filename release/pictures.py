@@ -32,7 +32,7 @@ from trainjob.cli.screen import draw
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.job_logs import Wanted
 from trainjob.client.log_lines import EqualLines, Line, is_shown
-from trainjob.client.page import History
+from trainjob.client.page import JobHistory
 from trainjob.client.run_record import find_run
 from trainjob.client.runs import LocalJob
 from trainjob.client.view import JobView
@@ -60,7 +60,7 @@ _FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.
 )
 
 
-def draw_display(job: JobView, history: History, lines: Iterable[Line], title: str) -> str:
+def draw_display(job: JobView, history: JobHistory, lines: Iterable[Line], title: str) -> str:
     """Return the live display of a run as SVG.
 
     Args:
@@ -128,7 +128,7 @@ def kill_worker(folder: Path, index: int) -> None:
 
 async def follow(folder: Path, job: LocalJob) -> str:
     """Follow the training past a killed process, and return the display as it is then."""
-    history, lines, killed = History(), EqualLines(8), False
+    history, lines, killed = JobHistory(), EqualLines(8), False
     reading = asyncio.ensure_future(_read(job, lines))
     try:
         async with aclosing(job.changes()) as changes:

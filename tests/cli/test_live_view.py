@@ -7,7 +7,7 @@ from rich.console import Console
 from support.cli.program import build_replica, build_run
 from trainjob.cli.screen import Detail, PlainScreen, draw
 from trainjob.client.log_lines import EqualLines
-from trainjob.client.page import History
+from trainjob.client.page import JobHistory
 from trainjob.client.view import JobView
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
@@ -19,7 +19,7 @@ CRASH = "worker 1 crashed (exit code 1) at step 130; restarted in place from ste
 
 def _drawn(job: JobView, lines: Iterable[tuple[str, str]] = (), width: int = 80) -> str:
     console = Console(width=width, color_system=None)
-    history, shown = History(), EqualLines()
+    history, shown = JobHistory(), EqualLines()
     history.observe(job)
     for replica, text in lines:
         shown.add(replica, text, 0)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from support.cli.program import build_replica, build_run
-from trainjob.client.page import History, build_page, describe_phase, direction, last_events
+from trainjob.client.page import JobHistory, build_page, describe_phase, direction, last_events
 from trainjob.client.view import RESTARTS, JobView, ReplicaView, Resumptions, with_stopped
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
@@ -58,7 +58,7 @@ def _reported(state: str, **report: Any) -> JobView:
 
 
 def test_a_phase_has_its_time_while_people_wait_for_it() -> None:
-    history = History()
+    history = JobHistory()
     importing = [build_replica(state="importing TensorFlow")]
     for seconds in (1, 3, 9):
         history.observe(build_run(importing, seconds=seconds))
@@ -69,8 +69,8 @@ def test_a_phase_has_its_time_while_people_wait_for_it() -> None:
     assert history.phase(training, build_run([training])) == "training"
 
 
-def _stepped(*points: tuple[float, int | None], state: str = "training") -> tuple[JobView, History]:
-    history = History()
+def _stepped(*points: tuple[float, int | None], state: str = "training") -> tuple[JobView, JobHistory]:
+    history = JobHistory()
     job = build_run()
     for seconds, step in points:
         job = build_run([build_replica(state=state, step=step, total_steps=100)], seconds=seconds)
@@ -118,7 +118,7 @@ def test_the_direction_of_a_metric(metric: str, expected: int) -> None:
 
 
 def test_the_best_values() -> None:
-    history = History()
+    history = JobHistory()
     for step, accuracy in ((20, 0.9), (40, 0.96), (60, 0.95)):
         metrics = {"accuracy": accuracy, "loss": 0.1, "fid": accuracy, "auc": "nan"}
         job = build_run(

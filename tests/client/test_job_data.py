@@ -11,7 +11,7 @@ import pytest
 from support.cli.program import NOW, build_replica, build_run, condition
 from support.cli.stored_jobs import ended, stored_job, stored_pod
 from trainjob.client.history import thin_out
-from trainjob.client.page import History as Display
+from trainjob.client.page import JobHistory
 from trainjob.client.presenter import Results
 from trainjob.client.view import JobView, read_job
 from trainjob.client.web.job_data import describe_details, describe_row, read_event
@@ -25,7 +25,7 @@ AT = "2026-01-02T03:04:05Z"
 
 def details(job: JobView, **given: Any) -> dict[str, Any]:
     row = describe_row("run/1", job, "this machine", NOW)
-    display = Display()
+    display = JobHistory()
     display.observe(job)
     given = {"curves": {}, "results": Results(output="out"), **given}
     found = describe_details(job, row, display, **given)
@@ -145,7 +145,7 @@ def test_a_long_curve_keeps_its_ends_and_its_peaks() -> None:
 
 
 def test_states_become_curves() -> None:
-    samples = Display()
+    samples = JobHistory()
     for step, loss, scored in (
         (10, "0.9", None),
         (20, "0.8", 10),

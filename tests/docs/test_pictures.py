@@ -12,7 +12,7 @@ from pictures import LARGEST, PICTURES, ROOT, draw_display
 
 from support.cli.program import build_replica, build_run
 from trainjob.client.log_lines import EqualLines
-from trainjob.client.page import History
+from trainjob.client.page import JobHistory
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
 
@@ -36,7 +36,7 @@ def test_the_display_is_drawn_as_svg() -> None:
             PostedEvent(datetime(2026, 1, 2, tzinfo=UTC), "Warning", "Restarted", "worker 1 was killed"),
         ),
     )
-    history, lines = History(), EqualLines()
+    history, lines = JobHistory(), EqualLines()
     history.observe(job)
     lines.add("worker-0", "step 110/440", 0.0)
     drawn = draw_display(job, history, lines, "trainjob run digits.yaml")

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from trainjob.client.drawing import draw_page
 from trainjob.client.log_lines import EqualLines, Line, is_shown
-from trainjob.client.page import History, build_page
+from trainjob.client.page import JobHistory, build_page
 from trainjob.client.presenter import describe_changes, describe_progress, describe_state, time_of_day
 from trainjob.client.view import JobView
 
@@ -114,7 +114,7 @@ class PlainScreen:
 _SHOWN_LOG_LINES = 8
 
 
-def draw(job: JobView, history: History, lines: Iterable[Line] = (), width: int = 80) -> RenderableType:
+def draw(job: JobView, history: JobHistory, lines: Iterable[Line] = (), width: int = 80) -> RenderableType:
     """Return the page of a run for so many columns, with the last lines of logs."""
     below = []
     for line in lines:
@@ -133,7 +133,7 @@ class LiveScreen:
     def __init__(self, detail: Detail = Detail.USUAL) -> None:
         self._shows_all = detail is Detail.VERBOSE
         self._lines = EqualLines(_SHOWN_LOG_LINES)
-        self._history = History()
+        self._history = JobHistory()
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False)
 

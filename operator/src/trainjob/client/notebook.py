@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, Protocol
 
 from trainjob.client.history import thin_out
-from trainjob.client.page import History, build_page
+from trainjob.client.page import JobHistory, build_page
 from trainjob.client.presenter import (
     IN_PYTHON,
     describe_changes,
@@ -35,7 +35,7 @@ _SHOWN_EVENTS = 5
 
 
 def to_html(
-    job: JobView, place: str, curve: Curve, events: Sequence[str] = (), history: History | None = None
+    job: JobView, place: str, curve: Curve, events: Sequence[str] = (), history: JobHistory | None = None
 ) -> str:
     """Return a job's page and the curve of its loss as HTML.
 
@@ -141,7 +141,7 @@ class Cell:
     def __init__(self, place: str, curve: Curve, display: Any, clock: Callable[[], float]) -> None:
         self._place, self._curve, self._display, self._clock = place, curve, display, clock
         self._events = deque[str](maxlen=_SHOWN_EVENTS)
-        self._history = History()
+        self._history = JobHistory()
         self._job: JobView | None = None
         self._handle: Any = None
         self._updated_at = 0.0

@@ -93,7 +93,7 @@ def direction(metric: str) -> int:
     return 1 if name.endswith(_LARGER) else 0
 
 
-class History:
+class JobHistory:
     """What one view alone doesn't show; call `observe` with each view.
 
     Attributes:
@@ -124,7 +124,7 @@ class History:
             self.figures = job.figures
             validations = {k: v for k, v in job.figures.metrics.items() if k.startswith("val_")}
             self._score(lead.report.step, validations)
-        self._draw_on(job)
+        self._add_points(job)
         self._sample(lead.report.step if lead is not None and lead.is_stepping else None)
 
     def phase(self, replica: ReplicaView, job: JobView) -> str:
@@ -154,7 +154,7 @@ class History:
             if name not in self.best or sign * value > sign * self.best[name][0]:
                 self.best[name] = value, step
 
-    def _draw_on(self, job: JobView) -> None:
+    def _add_points(self, job: JobView) -> None:
         """Add to the curves; steps that training repeats replace the earlier ones."""
         scored = job.evaluation.step if job.evaluation is not None else job.figures.step
         for name, value in current_metrics(job).items():
@@ -226,7 +226,7 @@ class Page:
 
 def build_page(
     job: JobView,
-    history: History | None = None,
+    history: JobHistory | None = None,
     *,
     pods: Iterable[Pod] = (),
     results: Results | None = None,
@@ -243,7 +243,7 @@ def build_page(
         now: the current time; without it nothing has an age.
         few: more than six replicas are summed up by role and phase.
     """
-    status, history = job.status, history or History()
+    status, history = job.status, history or JobHistory()
     figures = history.figures if history.figures.step is not None else job.figures
     left, time_left = status.progress.eta if status.progress else None, history.time_left(job)
     left = short_duration(time_left) if time_left is not None else left or ""
@@ -322,7 +322,7 @@ def _warnings(job: JobView) -> Rows:
         yield "input", waiting
 
 
-def _best(job: JobView, figures: Figures, history: History) -> Iterator[str]:
+def _best(job: JobView, figures: Figures, history: JobHistory) -> Iterator[str]:
     latest = {**figures.metrics, **(job.evaluation.metrics if job.evaluation is not None else {})}
     for name, (value, step) in history.best.items():
         if as_number(latest.get(name)) != value:
@@ -345,7 +345,7 @@ _RANGES = 3
 
 
 def _replica_rows(
-    job: JobView, history: History, logs: Mapping[str, str], *, few: bool
+    job: JobView, history: JobHistory, logs: Mapping[str, str], *, few: bool
 ) -> Iterator[ReplicaRow]:
     def kind(replica: ReplicaView) -> tuple[bool, str, str]:
         role = replica.name.rpartition("-")[0]

@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from trainjob.client.history import History, thin_out
-from trainjob.client.page import History as Display
-from trainjob.client.page import ReplicaRow, build_page, cells_of
+from trainjob.client.page import JobHistory, ReplicaRow, build_page, cells_of
 from trainjob.client.presenter import Results, describe_end, format_metric
 from trainjob.client.view import JobView, Outcome
 from trainjob.cluster.protocol import Manifest, PostedEvent
@@ -45,7 +44,7 @@ def describe_row(key: str, job: JobView, place: str, began: datetime | None) -> 
 def describe_details(
     job: JobView,
     row: Json,
-    display: Display,
+    history: JobHistory,
     curves: History,
     *,
     pods: Iterable[Pod] = (),
@@ -58,14 +57,14 @@ def describe_details(
     Args:
         job: its current state.
         row: see `describe_row`.
-        display: of its earlier views, this one included.
+        history: of its earlier views, this one included.
         curves: its metrics over the steps.
         pods: of a job in a cluster: its newest pods.
         events: about it, in any order.
         results: where its output is.
         notes: sentences about what can't be shown.
     """
-    page = build_page(job, display, pods=pods, results=results)
+    page = build_page(job, history, pods=pods, results=results)
     has_failure = job.outcome is Outcome.FAILED or job.status.first_failure is not None
     return row | {
         "facts": page.rows,

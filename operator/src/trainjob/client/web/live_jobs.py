@@ -15,7 +15,7 @@ from trainjob.client.handle import ClusterJob, JobHandle
 from trainjob.client.history import History, history_state, read_history
 from trainjob.client.job_logs import Wanted, newest_pods, own_pods
 from trainjob.client.jobs import follow, job_scope, pod_scope
-from trainjob.client.page import History as Display
+from trainjob.client.page import JobHistory
 from trainjob.client.presenter import results_of
 from trainjob.client.problems import ClusterProblem, NoJob, describe_problem
 from trainjob.client.run_record import Run, all_runs, index_name, index_state
@@ -59,13 +59,13 @@ class LiveJob:
     view: JobView
     began: datetime | None
     folder: Path | None = None
-    display: Display = field(default_factory=Display)
+    history: JobHistory = field(default_factory=JobHistory)
     _read: tuple[object, History] = (None, {})
 
     def see(self, view: JobView) -> None:
         """Take a newer state."""
         self.view = view
-        self.display.observe(view)
+        self.history.observe(view)
 
     @property
     def row(self) -> dict[str, Any]:
@@ -77,12 +77,12 @@ class LiveJob:
         job, row = self.view, self.row
         if (folder := self.folder) is not None:
             curves, results = await asyncio.to_thread(lambda: (self._read_curves(folder), results_in(folder)))
-            return describe_details(job, row, self.display, curves, events=job.events, results=results)
+            return describe_details(job, row, self.history, curves, events=job.events, results=results)
         return describe_details(
             job,
             row,
-            self.display,
-            self.display.curves,
+            self.history,
+            self.history.curves,
             pods=newest_pods(own_pods(objects.pods.values(), job.uid), Wanted()) if objects else (),
             events=map(read_event, objects.events.values()) if objects else (),
             results=results_of(job),
