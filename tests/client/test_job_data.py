@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,23 +14,24 @@ from support.cli.program import NOW, build_replica, build_run, condition
 from support.cli.stored_jobs import ended, stored_job, stored_pod
 from trainjob.client.history import thin_out
 from trainjob.client.page import JobHistory
-from trainjob.client.presenter import Results
 from trainjob.client.view import JobView, read_job
-from trainjob.client.web.job_data import describe_details, describe_row, read_event
+from trainjob.client.web.live_jobs import LiveJob, figures_of, read_event
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
-from trainjob.core.pods import read_pod
 
 EVIL = "<script>\x1b[2J\u202e"
 AT = "2026-01-02T03:04:05Z"
 
 
-def details(job: JobView, **given: Any) -> dict[str, Any]:
-    row = describe_row("run/1", job, "this machine", NOW)
-    display = JobHistory()
-    display.observe(job)
-    given = {"curves": {}, "results": Results(output="out"), **given}
-    found = describe_details(job, row, display, **given)
+def seen(job: JobView) -> LiveJob:
+    live = LiveJob("run/1", SimpleNamespace(place="this machine"), job, NOW)
+    live.see(job)
+    return live
+
+
+def details(job: JobView, **objects: dict[str, Any]) -> dict[str, Any]:
+    there = SimpleNamespace(**{"pods": {}, "events": {}, "problems": {}, **objects}) if objects else None
+    found = asyncio.run(seen(job).details(there))
     json.dumps(found, allow_nan=False)
     return found
 
@@ -53,7 +56,7 @@ def details(job: JobView, **given: Any) -> dict[str, Any]:
     ],
 )
 def test_a_row(job: JobView, expected: dict[str, Any]) -> None:
-    row = describe_row("run/1", job, "this machine", NOW)
+    row = seen(job).row
     assert {name: row[name] for name in expected} == expected
     assert (row["key"], row["name"], row["began"]) == ("run/1", "digits", NOW.isoformat())
 
@@ -69,7 +72,7 @@ def test_a_run_has_figures_replicas_and_events() -> None:
         checkpoint_step=100,
         events=events,
     )
-    found = details(job, events=job.events)
+    found = details(job)
     assert ("progress", "step 110 of 440, loss 0.5") in found["facts"]
     assert ("evaluation", "step 100: accuracy 90.0 %") in found["facts"]
     assert [(each["name"], each["state"], each["failed"]) for each in found["replicas"]] == [
@@ -86,8 +89,8 @@ def test_a_run_has_figures_replicas_and_events() -> None:
 
 def test_a_job_in_a_cluster_has_its_pods() -> None:
     job = read_job(stored_job(progress={"step": 3, "stepSeconds": {"worker-0": 0.25}}))
-    pods = [read_pod(stored_pod(index=index, container=ended(index))) for index in (0, 1)]
-    found = details(job, pods=[pod for pod in pods if pod], notes=[EVIL])
+    pods = {f"{index}": stored_pod(index=index, container=ended(index)) for index in (0, 1)}
+    found = details(job, pods=pods, problems={"events": EVIL})
     assert found["replicas"] == [
         {
             "name": "worker-0",
@@ -98,13 +101,12 @@ def test_a_job_in_a_cluster_has_its_pods() -> None:
         },
         {"name": "worker-1", "state": "failed (1)", "steps": "", "detail": "node node-1", "failed": True},
     ]
-    assert found["notes"] == ["<script>"]
+    assert found["notes"][1:] == ["<script>"]
 
 
 def test_the_notices_are_shown() -> None:
-    found = details(build_run(notices=["trained alone", "<b>"]), notes=["no pods"])
+    found = details(build_run(notices=["trained alone", "<b>"]))
     assert [text for name, text in found["facts"] if name == "notice"] == ["trained alone", "<b>"]
-    assert found["notes"] == ["no pods"]
 
 
 def test_a_failed_job_says_what_failed_and_what_to_do() -> None:
@@ -123,7 +125,7 @@ def test_curves_are_figures_with_training_and_validation() -> None:
         "val_accuracy": {2: 0.625},
         "loss": {1: 1.0, 3: 0.25},
     }
-    figures = details(build_run(), curves=curves)["curves"]
+    figures = figures_of(curves)
     assert [(each["name"], each["percent"]) for each in figures] == [
         ("loss", False),
         ("accuracy", True),

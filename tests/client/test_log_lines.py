@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from trainjob.client.log_lines import EqualLines, is_harmless, is_shown, without_harmless
+from trainjob.client.log_lines import EqualLines, is_harmless, is_shown
 
 # As TensorFlow 2.21 has written them.
 HARMLESS = (
@@ -75,10 +75,6 @@ def test_a_harmless_line(line: str) -> None:
 @pytest.mark.parametrize("line", TELLING)
 def test_a_line_that_may_matter(line: str) -> None:
     assert is_shown(line)
-
-
-def test_what_is_left() -> None:
-    assert without_harmless([HARMLESS[0], "ValueError: boom", HARMLESS[1]]) == ("ValueError: boom",)
 
 
 def test_the_evaluators_own_line_is_shown_as_the_jobs() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 # Lines that say nothing about a training. Log files keep them.
@@ -50,11 +50,6 @@ def is_harmless(line: str) -> bool:
 def is_shown(line: str) -> bool:
     """Return whether the display of a run has the line: it is not harmless, and not shown elsewhere."""
     return not is_harmless(line) and _REPEATED.match(line) is None
-
-
-def without_harmless(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the other lines."""
-    return tuple(line for line in lines if not is_harmless(line))
 
 
 # Equal lines of several replicas.

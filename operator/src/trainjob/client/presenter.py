@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from trainjob.api import Evaluation
-from trainjob.client.log_lines import without_harmless
+from trainjob.client.log_lines import is_harmless
 from trainjob.client.view import RESTARTS, Figures, JobView, Outcome, ReplicaView
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition
@@ -509,7 +509,7 @@ def describe_failure(job: JobView, results: Results) -> Iterator[str]:
 
 
 def _log(replica: str, tail: tuple[str, ...], results: Results) -> Iterator[str]:
-    if tail := without_harmless(tail):
+    if tail := tuple(line for line in tail if not is_harmless(line)):
         yield f"  the last lines of {replica}:"
         yield from (f"    | {line}" for line in tail[-_SHOWN_LOG_LINES:])
     if replica in results.logs:

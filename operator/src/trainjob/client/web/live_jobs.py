@@ -12,22 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob.client.connection import ClusterOptions, connected, has_cluster
 from trainjob.client.handle import ClusterJob, JobHandle
-from trainjob.client.history import History, history_state, read_history
+from trainjob.client.history import History, history_state, read_history, thin_out
 from trainjob.client.job_logs import Wanted, newest_pods, own_pods
 from trainjob.client.jobs import follow, job_scope, pod_scope
-from trainjob.client.page import JobHistory
-from trainjob.client.presenter import results_of
+from trainjob.client.page import JobHistory, ReplicaRow, build_page, cells_of
+from trainjob.client.presenter import describe_end, format_metric, results_of
 from trainjob.client.problems import ClusterProblem, NoJob, describe_problem
 from trainjob.client.run_record import Run, all_runs, index_name, index_state
 from trainjob.client.runs import LocalJob, results_in
-from trainjob.client.view import JobView, read_job
-from trainjob.client.web.job_data import describe_details, describe_row, read_event
+from trainjob.client.view import JobView, Outcome, read_job
 from trainjob.cluster.kube.informer import Failed, Gone, Listed, Scope, Seen
 from trainjob.cluster.kube.resources import EVENTS
-from trainjob.cluster.protocol import ClusterError, Manifest
+from trainjob.cluster.protocol import ClusterError, Manifest, PostedEvent
+from trainjob.core.pods import Pod, event_time
+from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
+
+Json = dict[str, Any]
 
 _RUN, _JOB = "run/", "job/"
 """How keys begin."""
@@ -68,26 +71,46 @@ class LiveJob:
         self.history.observe(view)
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Json:
         """Return its row in the list."""
-        return describe_row(self.key, self.view, self.handle.place, self.began)
+        page, cells = build_page(self.view), cells_of(self.view)
+        return {
+            "key": self.key,
+            "name": page.name,
+            "place": self.handle.place,
+            "state": page.state,
+            "tone": page.tone,
+            "message": page.message,
+            "steps": cells["STEP"],
+            "share": page.share,
+            "score": printable(cells["SCORE"]),
+            "began": self.began.isoformat() if self.began is not None else None,
+        }
 
-    async def details(self, objects: ClusterObjects | None) -> dict[str, Any]:
-        """Return what the page shows of it; `objects` of a job in a cluster."""
-        job, row = self.view, self.row
-        if (folder := self.folder) is not None:
+    async def details(self, objects: ClusterObjects | None) -> Json:
+        """Return what the page shows of it, its row included; `objects` of a job in a cluster."""
+        job, folder = self.view, self.folder
+        pods: Iterable[Pod] = ()
+        events: Iterable[PostedEvent] = job.events
+        notes: Iterable[str] = ()
+        curves, results = self.history.curves, results_of(job)
+        if folder is not None:
             curves, results = await asyncio.to_thread(lambda: (self._read_curves(folder), results_in(folder)))
-            return describe_details(job, row, self.history, curves, events=job.events, results=results)
-        return describe_details(
-            job,
-            row,
-            self.history,
-            self.history.curves,
-            pods=newest_pods(own_pods(objects.pods.values(), job.uid), Wanted()) if objects else (),
-            events=map(read_event, objects.events.values()) if objects else (),
-            results=results_of(job),
-            notes=(_SAMPLED, *(objects.problems.values() if objects else ())),
-        )
+        elif objects is not None:
+            pods = newest_pods(own_pods(objects.pods.values(), job.uid), Wanted())
+            events = map(read_event, objects.events.values())
+            notes = objects.problems.values()
+        page = build_page(job, self.history, pods=pods, results=results)
+        has_failure = job.outcome is Outcome.FAILED or job.status.first_failure is not None
+        notes = (*(() if folder is not None else (_SAMPLED,)), *notes)
+        return self.row | {
+            "facts": page.rows,
+            "replicas": list(map(_replica, page.replicas)),
+            "events": list(map(_event, sorted(events, key=lambda event: event.at, reverse=True))),
+            "end": list(map(printable, describe_end(job, results))) if job.is_over and has_failure else [],
+            "curves": figures_of(curves),
+            "notes": list(map(printable, notes)),
+        }
 
     def _read_curves(self, folder: Path) -> History:
         state = history_state(folder)
@@ -101,6 +124,55 @@ _SAMPLED = (
     "The curves of a job in a cluster are what its status has said since `trainjob ui` was started; "
     "TensorBoard has all of them."
 )
+
+
+def _replica(row: ReplicaRow) -> Json:
+    cells = row.cells
+    of_pod = f"{cells['step time']} a step" if cells.get("step time") else ""
+    return {
+        "name": cells["replica"],
+        "state": cells["state"],
+        "steps": cells.get("step") or of_pod,
+        "detail": ", ".join(f"{title} {cells[title]}" for title in ("loss", "node") if cells.get(title)),
+        "failed": row.tone == "bad",
+    }
+
+
+def _event(event: PostedEvent) -> Json:
+    texts = {"reason": printable(event.reason), "message": printable(event.message)}
+    return {"at": event.at.isoformat(), "warning": event.type == "Warning", **texts}
+
+
+def read_event(manifest: Manifest) -> PostedEvent:
+    """Return an Event object of a cluster; how often it has happened stands in the message."""
+    message, count = str(manifest.get("message") or ""), manifest.get("count")
+    often = f" ({count} times)" if isinstance(count, int) and count > 1 else ""
+    kind, reason = str(manifest.get("type") or ""), str(manifest.get("reason") or "")
+    return PostedEvent(event_time(manifest), kind, reason, message + often)
+
+
+_MOST_POINTS = 600
+
+
+def figures_of(curves: History) -> list[Json]:
+    """Return a figure for each metric, with its training and its validation.
+
+    The loss comes first, then the metrics that are validated, then the others.
+    """
+    names = dict.fromkeys(name.removeprefix("val_") for name in curves)
+    ordered = sorted(names, key=lambda name: (name != "loss", f"val_{name}" not in curves))
+    return [
+        {
+            "name": printable(name),
+            "percent": format_metric(name, 1.0).endswith("%"),
+            "series": [
+                {"label": label, "points": thin_out(curves[prefix + name], _MOST_POINTS)}
+                for label, prefix in {"training": "", "validation": "val_"}.items()
+                if curves.get(prefix + name)
+            ],
+        }
+        for name in ordered
+    ]
 
 
 class ClusterObjects:
@@ -169,7 +241,7 @@ class LiveJobs:
         return self._problem if asyncio.get_running_loop().time() < self._problem_until else ""
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Json]:
         """Return the row of each job: those that go on, then the latest."""
         jobs = sorted(
             self.jobs.values(), key=lambda job: job.began or datetime.min.replace(tzinfo=UTC), reverse=True
