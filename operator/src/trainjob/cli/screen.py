@@ -182,7 +182,7 @@ class LogPrinter:
     def __init__(self, *, stamps: bool = False) -> None:
         self._stamps = stamps
         self._colours = wants_colours(sys.stdout)
-        self._names = dict[str, str]()
+        self._numbers = dict[str, int]()
 
     def line(self, replica: str, line: LogLine) -> None:
         """Print one line."""
@@ -191,19 +191,13 @@ class LogPrinter:
 
     def text(self, replica: str, text: str) -> None:
         """Print one line as it is."""
-        click.echo(f"{self._name(replica)}: {text}", color=self._colours)
+        number = self._numbers.setdefault(replica, len(self._numbers))
+        name = click.style(replica, fg=_COLOURS[number % len(_COLOURS)])
+        click.echo(f"{name}: {text}", color=self._colours)
 
     def note(self, text: str) -> None:
         """Print a message about the job on stderr, apart from its logs."""
         click.echo(f"trainjob: {text}", err=True)
-
-    def _name(self, replica: str) -> str:
-        if not self._colours:
-            return replica
-        if replica not in self._names:
-            colour = _COLOURS[len(self._names) % len(_COLOURS)]
-            self._names[replica] = click.style(replica, fg=colour)
-        return self._names[replica]
 
 
 # The progress line on stderr.

@@ -92,17 +92,16 @@ class LiveJob:
         job, folder = self.view, self.folder
         pods: Iterable[Pod] = ()
         events: Iterable[PostedEvent] = job.events
-        notes: Iterable[str] = ()
+        notes = [_SAMPLED] if folder is None else []
         curves, results = self.history.curves, results_of(job)
         if folder is not None:
             curves, results = await asyncio.to_thread(lambda: (self._read_curves(folder), results_in(folder)))
         elif objects is not None:
             pods = newest_pods(own_pods(objects.pods.values(), job.uid), Wanted())
             events = map(read_event, objects.events.values())
-            notes = objects.problems.values()
+            notes += objects.problems.values()
         page = build_page(job, self.history, pods=pods, results=results)
         has_failure = job.outcome is Outcome.FAILED or job.status.first_failure is not None
-        notes = (*(() if folder is not None else (_SAMPLED,)), *notes)
         return self.row | {
             "facts": page.rows,
             "replicas": list(map(_replica, page.replicas)),
