@@ -16,7 +16,7 @@ from trainjob.client.history import History, history_state, read_history, thin_o
 from trainjob.client.job_logs import Wanted, newest_pods, own_pods
 from trainjob.client.jobs import follow, job_scope, pod_scope
 from trainjob.client.page import JobHistory, ReplicaRow, build_page, cells_of
-from trainjob.client.presenter import describe_end, format_metric, results_of
+from trainjob.client.presenter import describe_end, format_metric, results_on_cluster
 from trainjob.client.problems import ClusterProblem, NoJob, describe_problem
 from trainjob.client.run_record import Run, all_runs, index_name, index_state
 from trainjob.client.runs import LocalJob, results_in
@@ -92,11 +92,12 @@ class LiveJob:
         job, folder = self.view, self.folder
         pods: Iterable[Pod] = ()
         events: Iterable[PostedEvent] = job.events
-        notes = [_SAMPLED] if folder is None else []
-        curves, results = self.history.curves, results_of(job)
+        notes = list[str]()
         if folder is not None:
             curves, results = await asyncio.to_thread(lambda: (self._read_curves(folder), results_in(folder)))
-        elif objects is not None:
+        else:
+            curves, results, notes = self.history.curves, results_on_cluster(job), [_SAMPLED]
+        if objects is not None:
             pods = newest_pods(own_pods(objects.pods.values(), job.uid), Wanted())
             events = map(read_event, objects.events.values())
             notes += objects.problems.values()
