@@ -135,11 +135,6 @@ def _table(job: JobView) -> list[tuple[str, ...]]:
     return [tuple(row.cells[title] for title in ("replica", "state", "step", "loss")) for row in rows]
 
 
-def test_few_replicas_have_a_row_each() -> None:
-    job = build_run([build_replica("worker-0", step=3, total_steps=9, loss=0.5), build_replica("worker-1")])
-    assert _table(job) == [("worker-0", "training", "3/9", "0.5000"), ("worker-1", "training", "", "")]
-
-
 def test_many_replicas_are_summed_up() -> None:
     workers = [build_replica(f"worker-{index}", step=3 + index % 2, total_steps=9) for index in range(12)]
     workers[5] = build_replica("worker-5", "failed (1)", exit_code=1)

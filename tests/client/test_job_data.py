@@ -104,11 +104,6 @@ def test_a_job_in_a_cluster_has_its_pods() -> None:
     assert found["notes"][1:] == ["<script>"]
 
 
-def test_the_notices_are_shown() -> None:
-    found = details(build_run(notices=["trained alone", "<b>"]))
-    assert [text for name, text in found["facts"] if name == "notice"] == ["trained alone", "<b>"]
-
-
 def test_a_failed_job_says_what_failed_and_what_to_do() -> None:
     failure = {"rank": "worker-1", "reason": "Crashed", "exitCode": 1, "logTail": "ValueError: boom"}
     job = build_run(state="Failed", conditions=[condition("Failed", "Crashed", "boom")], firstFailure=failure)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.cli.program import build_replica, build_run
 from support.cli.stored_jobs import RUNNING, condition, ended, stored_job, stored_pod
 from trainjob.cli.get import JobTable
 from trainjob.cli.screen import ProgressLine
@@ -130,6 +131,19 @@ def test_a_picture_of_everything() -> None:
         "    worker-0      running            yes     node-1   1h    digits-worker-0-1\n"
         "    worker-1      failed (3)         no      node-1   1h    digits-worker-1-1\n"
         "    evaluator-0   ImagePullBackOff   no      node-1   1h    digits-evaluator-0-1"
+    )
+
+
+def test_a_run_here_shows_its_reports_which_are_newer_than_its_status() -> None:
+    workers = [build_replica(step=5, total_steps=9, loss=0.5), build_replica("worker-1", "starting")]
+    assert describe_job(build_run(workers, progress={**PROGRESS, "step": 3}), (), NOW) == (
+        "digits   Running",
+        "  progress      step 5 of 9, 2m left, loss 0.5",
+        "  restarts      0 of 3",
+        "  replicas",
+        "    REPLICA    STATE      STEP   LOSS",
+        "    worker-0   training   5/9    0.5000",
+        "    worker-1   starting   -      -",
     )
 
 
