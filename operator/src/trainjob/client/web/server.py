@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from importlib.resources import files
 from typing import Any
 
@@ -155,7 +155,6 @@ class _Stream:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._send_rows())
-                group.create_task(self._stay_alive())
                 if self._key:
                     group.create_task(self._send_details())
                     group.create_task(self._send_logs())
@@ -166,21 +165,14 @@ class _Stream:
         text = json.dumps(data, allow_nan=False, separators=(",", ":"))
         await self._response.write(f"event: {event}\ndata: {text}\n\n".encode())
 
-    async def _stay_alive(self) -> None:
-        while True:
-            await asyncio.sleep(_ALIVE_SECONDS)
-            await self._response.write(b": alive\n\n")
-            await self._send_all()
-
     async def _send_rows(self) -> None:
         version = -1
         while True:
-            version = await self._jobs.later_than(version)
-            await self._send_all()
+            with suppress(TimeoutError):  # a message now and then keeps the connection alive
+                async with asyncio.timeout(_ALIVE_SECONDS):
+                    version = await self._jobs.later_than(version)
+            await self._send("jobs", {"rows": self._jobs.rows, "problem": printable(self._jobs.problem)})
             await asyncio.sleep(_REFRESH_SECONDS)
-
-    async def _send_all(self) -> None:
-        await self._send("jobs", {"rows": self._jobs.rows, "problem": printable(self._jobs.problem)})
 
     async def _send_details(self) -> None:
         sent: object = self
