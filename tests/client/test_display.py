@@ -131,7 +131,7 @@ def test_the_best_values() -> None:
 
 
 def _table(job: JobView) -> list[tuple[str, ...]]:
-    rows = build_page(job, few=True).replicas
+    rows = build_page(job, grouped=True).replicas
     return [tuple(row.cells[title] for title in ("replica", "state", "step", "loss")) for row in rows]
 
 

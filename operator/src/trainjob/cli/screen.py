@@ -120,7 +120,7 @@ def draw(job: JobView, history: JobHistory, lines: Iterable[Line] = (), width: i
     for line in lines:
         text = Text(no_wrap=True, overflow="ellipsis")
         below.append(text.append(f"{line.source} | ", style="dim").append(line.text))
-    return draw_page(build_page(job, history, few=True), below, width)
+    return draw_page(build_page(job, history, grouped=True), below, width)
 
 
 class LiveScreen:

@@ -50,7 +50,7 @@ def to_html(
 
     results = results_of(job)
     results = replace(results, advice=IN_PYTHON) if job.folder else results
-    page = build_page(job, history, results=results, few=True)
+    page = build_page(job, history, results=results, grouped=True)
     where = f"on {place}" if place == "this machine" else f"in {place}"
     conditions = sorted(job.status.conditions, key=lambda condition: condition.last_transition_time)
     shown = events or [

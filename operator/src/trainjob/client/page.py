@@ -231,7 +231,7 @@ def build_page(
     pods: Iterable[Pod] = (),
     results: Results | None = None,
     now: datetime | None = None,
-    few: bool = False,
+    grouped: bool = False,
 ) -> Page:
     """Return the page.
 
@@ -241,7 +241,7 @@ def build_page(
         pods: of a job in a cluster: those to show.
         results: where its output and its logs are.
         now: the current time; without it nothing has an age.
-        few: more than six replicas are summed up by role and phase.
+        grouped: more than six replicas are summed up by role and phase.
     """
     status, history = job.status, history or JobHistory()
     figures = history.figures if history.figures.step is not None else job.figures
@@ -277,7 +277,7 @@ def build_page(
         f"{workers} workers ready" if workers and not is_here else "",
     )
     if job.replicas:
-        replicas = _replica_rows(job, history, results.logs if results is not None else {}, few=few)
+        replicas = _replica_rows(job, history, results.logs if results is not None else {}, grouped=grouped)
     else:
         replicas = _pod_rows(job, pods, now)
     return Page(
@@ -345,14 +345,14 @@ _RANGES = 3
 
 
 def _replica_rows(
-    job: JobView, history: JobHistory, logs: Mapping[str, str], *, few: bool
+    job: JobView, history: JobHistory, logs: Mapping[str, str], *, grouped: bool
 ) -> Iterator[ReplicaRow]:
     def kind(replica: ReplicaView) -> tuple[bool, str, str]:
         role = replica.name.rpartition("-")[0]
         return role == EVALUATOR, role, describe_phase(replica, job)
 
     groups = [[each] for each in job.replicas]
-    if few and len(groups) > _SINGLY:
+    if grouped and len(groups) > _SINGLY:
         groups = [list(group) for _, group in groupby(sorted(job.replicas, key=kind), kind)]
     for group in groups:
         first, report = group[0], group[0].report
