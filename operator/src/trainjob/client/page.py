@@ -122,8 +122,8 @@ class JobHistory:
             self._score(job.evaluation.step, job.evaluation.metrics)
         if (lead := job.lead) is not None:
             self.figures = job.figures
-            validations = {k: v for k, v in job.figures.metrics.items() if k.startswith("val_")}
-            self._score(lead.report.step, validations)
+            own = lead.report.metrics or {}
+            self._score(lead.report.step, {k: v for k, v in own.items() if k.startswith("val_")})
         self._add_points(job)
         self._sample(lead.report.step if lead is not None and lead.is_stepping else None)
 
@@ -250,7 +250,7 @@ def build_page(
     step, total, restarts = figures.step, figures.total_steps, status.restarts.counted
     evaluation = job.last_evaluation
     is_here, workers = bool(job.replicas or job.folder), status.worker.summary if status.worker else ""
-    saved, path = job.checkpoint_step, status.output.path if status.output else ""
+    saved, path = job.checkpoint_step, status.output.path if status.output and not is_here else ""
     rows = (
         ("folder", results.output if results is not None else job.folder)
         if is_here
