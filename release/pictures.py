@@ -135,7 +135,8 @@ async def follow(folder: Path, job: LocalJob) -> str:
             async for view in changes:
                 history.observe(view)
                 report = history.figures
-                done = (report.step or 0) / (report.total_steps or 1)
+                # A process that has just started again doesn't report the total yet.
+                done = (report.step or 0) / report.total_steps if report.total_steps else 0.0
                 if not killed and done > KILLED_AT and view.checkpoint_step:
                     killed = True
                     await asyncio.to_thread(kill_worker, folder, 1)

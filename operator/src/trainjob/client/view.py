@@ -188,8 +188,7 @@ class JobView:
         metrics: dict[str, float | str] = {**progress.metrics}
         metrics |= {} if r.loss is None else {"loss": r.loss}
         metrics |= r.metrics or {}
-        total = r.total_steps or progress.total_steps  # a process reports it with its first step
-        return Figures(r.step, total, r.epoch, r.total_epochs, r.examples_per_second, metrics)
+        return Figures(r.step, r.total_steps, r.epoch, r.total_epochs, r.examples_per_second, metrics)
 
 
 def read_job(manifest: Mapping[str, Any]) -> JobView:
