@@ -185,9 +185,8 @@ class JobView:
             p = progress
             return Figures(p.step, p.total_steps, p.epoch, None, p.examples_per_second, dict(p.metrics))
         r = lead.report
-        metrics: dict[str, float | str] = {**progress.metrics}
-        metrics |= {} if r.loss is None else {"loss": r.loss}
-        metrics |= r.metrics or {}
+        loss = {} if r.loss is None else {"loss": r.loss}
+        metrics: dict[str, float | str] = {**loss, **progress.metrics, **loss, **(r.metrics or {})}
         return Figures(r.step, r.total_steps, r.epoch, r.total_epochs, r.examples_per_second, metrics)
 
 
