@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from trainjob.client.drawing import draw_page
-from trainjob.client.log_lines import EqualLines, Line, is_shown
+from trainjob.client.log_lines import EqualLines, Line, is_harmless, is_shown
 from trainjob.client.page import JobHistory, build_page
 from trainjob.client.presenter import describe_changes, describe_progress, describe_state, time_of_day
 from trainjob.client.view import JobView
@@ -173,7 +173,7 @@ def wants_colours(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bo
 
 
 class LogPrinter:
-    """Prints the lines of replicas after their names, each name in its own colour.
+    """Prints the lines of replicas after their names, each name in its own colour, without harmless ones.
 
     Args:
         stamps: print the time of each line, too.
@@ -186,14 +186,15 @@ class LogPrinter:
 
     def line(self, replica: str, line: LogLine) -> None:
         """Print one line."""
-        stamp = f"{line.stamp} " if self._stamps and line.stamp else ""
-        self.text(replica, stamp + line.text)
+        self.text(replica, line.text, f"{line.stamp} " if self._stamps and line.stamp else "")
 
-    def text(self, replica: str, text: str) -> None:
+    def text(self, replica: str, text: str, stamp: str = "") -> None:
         """Print one line as it is."""
+        if is_harmless(text):
+            return
         number = self._numbers.setdefault(replica, len(self._numbers))
         name = click.style(replica, fg=_COLOURS[number % len(_COLOURS)])
-        click.echo(f"{name}: {text}", color=self._colours)
+        click.echo(f"{name}: {stamp}{text}", color=self._colours)
 
     def note(self, text: str) -> None:
         """Print a message about the job on stderr, apart from its logs."""
