@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainjob.api import Document, TrainJob
@@ -34,67 +34,35 @@ class Verdict:
     lines: tuple[str, ...] = ()
     code: Exit = Exit.GOOD
 
-    def __add__(self, other: Verdict) -> Verdict:
-        return Verdict((*self.lines, *other.lines), max(self.code, other.code))
-
-
-@dataclass(frozen=True)
-class _Complaint:
-    """The same mistakes of one or several pods, in the message for the first pod.
-
-    Attributes:
-        lines: with a placeholder for the replicas' names.
-    """
-
-    lines: tuple[str, ...]
-    replicas: list[str] = field(default_factory=list)
-
-    @property
-    def text(self) -> tuple[str, ...]:
-        return tuple(line.replace(_NAMES, _listed(self.replicas), 1) for line in self.lines)
-
 
 async def check_on_cluster(api: ApiClient, document: Document, namespace: str) -> Verdict:
-    """Check the job, and every pod of its first attempt.
+    """Check the job, or the change of the existing one into it, and every pod of its first attempt.
 
     Raises:
         ClusterError: no check is possible: no response, no namespace, no permission for TrainJobs.
     """
-    return await _check_job(api, document, namespace) + await _check_pods(api, document, namespace)
-
-
-async def _check_job(api: ApiClient, document: Document, namespace: str) -> Verdict:
-    manifest = {**document.raw, "metadata": {**document.raw["metadata"], "namespace": namespace}}
+    metadata, about = {**document.raw["metadata"], "namespace": namespace}, ""
     try:
-        await api.create(TRAINJOBS, manifest, dry_run=True)
-    except AlreadyExists:
-        return await _check_change(api, document, namespace)
+        try:
+            await api.create(TRAINJOBS, {**document.raw, "metadata": metadata}, dry_run=True)
+        except AlreadyExists:
+            name = str(metadata["name"])
+            about = f"{name} exists already in namespace {namespace}, and can't be changed into this: "
+            await api.patch(TRAINJOBS, namespace, name, {"spec": document.raw["spec"]}, dry_run=True)
+        job = Verdict()
     except ClusterError as refused:
-        return _judge(refused, document)
-    return Verdict()
-
-
-async def _check_change(api: ApiClient, document: Document, namespace: str) -> Verdict:
-    """Check whether the existing job may be changed into this one."""
-    name = str(document.raw["metadata"]["name"])
-    try:
-        await api.patch(TRAINJOBS, namespace, name, {"spec": document.raw["spec"]}, dry_run=True)
-    except ClusterError as refused:
-        about = f"{name} exists already in namespace {namespace}, and can't be changed into this: "
-        return _judge(refused, document, about)
-    return Verdict()
-
-
-def _judge(refused: ClusterError, document: Document, about: str = "") -> Verdict:
-    if lacks_api(refused):
-        return Verdict((describe_problem(refused),), Exit.NO_CLUSTER)
-    if not is_verdict(refused.failure):
-        raise refused
-    return Verdict(describe_refusal(refused.failure, document, about=about), Exit.FAILED)
+        if lacks_api(refused):
+            job = Verdict((describe_problem(refused),), Exit.NO_CLUSTER)
+        elif is_verdict(refused.failure):
+            job = Verdict(describe_refusal(refused.failure, document, about=about), Exit.FAILED)
+        else:
+            raise
+    pods = await _check_pods(api, document, namespace)
+    return Verdict((*job.lines, *pods.lines), max(job.code, pods.code))
 
 
 async def _check_pods(api: ApiClient, document: Document, namespace: str) -> Verdict:
-    found = dict[tuple[str, ...], _Complaint]()
+    refusals = dict[tuple[str, ...], tuple[tuple[str, ...], list[str]]]()
     for replica, pod in pods_to_ask_for(document.parse(), namespace):
         try:
             await api.create(PODS, pod, dry_run=True)
@@ -108,9 +76,12 @@ async def _check_pods(api: ApiClient, document: Document, namespace: str) -> Ver
             lines = describe_refusal(refused.failure, document, root, about=f"{_NAMES}: ")
             # The pods of a role, and so the messages about them, differ only in the pods' names.
             plain = tuple(line.replace(pod["metadata"]["name"], "") for line in lines)
-            found.setdefault(plain, _Complaint(lines)).replicas.append(replica.name)
-    lines = tuple(line for complaint in found.values() for line in complaint.text)
-    return Verdict(lines, Exit.FAILED if lines else Exit.GOOD)
+            refusals.setdefault(plain, (lines, []))[1].append(replica.name)
+    found = list[str]()
+    for lines, names in refusals.values():
+        pods = f"pod {names[0]}" if len(names) == 1 else f"pods {names[0]} to {names[-1]}"
+        found += [line.replace(_NAMES, pods, 1) for line in lines]
+    return Verdict(tuple(found), Exit.FAILED if found else Exit.GOOD)
 
 
 def pods_to_ask_for(job: TrainJob, namespace: str) -> Iterator[tuple[Replica, Manifest]]:
@@ -137,7 +108,3 @@ def is_verdict(failure: RequestFailure) -> bool:
     if failure.code == 403:
         return _NO_PERMISSION not in failure.message
     return failure.code in (400, 413, 422)
-
-
-def _listed(names: list[str]) -> str:
-    return f"pod {names[0]}" if len(names) == 1 else f"pods {names[0]} to {names[-1]}"

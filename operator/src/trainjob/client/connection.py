@@ -39,7 +39,11 @@ class ClusterOptions:
         """
         import asyncio  # noqa: PLC0415 - as slow to import as the client
 
-        return asyncio.run(with_connection(self, work))
+        async def connect_and_work() -> Result:
+            async with connected(self) as connection:
+                return await work(connection)
+
+        return asyncio.run(connect_and_work())
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,6 @@ class Connection:
 
     api: ApiClient
     namespace: str
-
-
-async def with_connection(
-    where: ClusterOptions, work: Callable[[Connection], Coroutine[Any, Any, Result]]
-) -> Result:
-    """Return the result of the work with the connection that the options select.
-
-    Raises:
-        ClusterProblem: the cluster can't be used, or it refused a request.
-    """
-    async with connected(where) as connection:
-        return await work(connection)
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ import platform
 import secrets
 import signal
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -62,13 +63,10 @@ class Screen(Protocol):
         """Restore the terminal."""
 
 
-# Stop signals: the first asks the run to stop, the second kills its processes.
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class Interruption:
     """Handles the signals that ask a program to stop; use it within one event loop.
+
+    The first asks the run to stop, the second kills its processes.
 
     Attributes:
         asked: set by the first signal.
@@ -79,7 +77,7 @@ class Interruption:
         self._insisted: Callable[[], None] = lambda: None
         # `nohup` makes a program ignore SIGHUP, so that it outlives its terminal.
         outlives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        self._heard = (signal.SIGINT, signal.SIGTERM) if outlives else _SIGNALS
+        self._signals = [signal.SIGINT, signal.SIGTERM, *([] if outlives else [signal.SIGHUP])]
 
     def on_second(self, call: Callable[[], None]) -> None:
         """Set the callback for every request after the first."""
@@ -93,13 +91,13 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         loop = asyncio.get_running_loop()
-        for number in self._heard:
+        for number in self._signals:
             loop.add_signal_handler(number, self.ask)
         return self
 
     def __exit__(self, *_: object) -> None:
         loop = asyncio.get_running_loop()
-        for number in self._heard:
+        for number in self._signals:
             loop.remove_signal_handler(number)
 
 
@@ -174,8 +172,7 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
         notes = cluster.prepare(build_objects(job))
         for note in notes:
             screen.note(note)
-        record = RecordKeeper(cluster.run_folder, request, asked, arrange.continued, screen.note)
-        supervision = Supervision(cluster, screen, record)
+        supervision = _Supervision(cluster, screen, request, asked, arrange.continued)
         last = await supervision.run(interruption)
     except _NothingToDo as finished:
         (run,) = finished.args
@@ -317,132 +314,59 @@ def _results(cluster: LocalCluster, job: TrainJob, last: JobView) -> Results:
     return Results(output=root_folder(job), has_checkpoints=known, has_events=known, tails=tails)
 
 
-# The record of a run, from its start to its end.
-
-
-_RECORD_SECONDS = 5.0
-
-
-class RecordKeeper:
-    """Keeps the record of one run up to date; if it can't be written, a note says so and the run continues.
-
-    Args:
-        folder: of the run, which it holds.
-        request: the run's.
-        asked: what is compared with later requests.
-        continued: see `RunRecord`.
-        note: receives a sentence for the user.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        request: RunRequest,
-        asked: Request,
-        continued: str,
-        note: Callable[[str], None],
-    ) -> None:
-        self._folder, self._request, self._asked, self._note = folder, request, asked, note
-        self._continued = continued
-        self._earlier = read_run_folder(folder)
-        self._record: RunRecord | None = None
-        self._written = 0.0
-        self._is_broken = False
-
-    async def begin(self, view: JobView, socket: str, now: datetime) -> None:
-        """Write the first record, and add the run to the user's index."""
-        self._record = RunRecord(
-            view=view,
-            host=platform.node(),
-            pid=os.getpid(),
-            process=identify_process(os.getpid()) or "",
-            socket=socket,
-            command=self._request.command,
-            request=self._asked,
-            continued=self._continued,
-            log_starts=log_sizes(self._folder),
-            began=now,
-        )
-        await self._write()
-        try:
-            remember(self._folder)
-        except OSError as error:
-            self._note(f"`trainjob list` won't have this run: {error}")
-        self._request.begun(self._folder)
-
-    async def update(self, view: JobView) -> None:
-        """Write the job's state, if the last time is some seconds ago."""
-        if asyncio.get_running_loop().time() - self._written >= _RECORD_SECONDS and self._record is not None:
-            self._record = self._record.model_copy(update={"view": view})
-            await self._write()
-
-    async def finish(self, view: JobView, now: datetime, *, deleted: bool) -> None:
-        """Write how the run has ended."""
-        ends = {Outcome.COMPLETE: "complete", Outcome.FAILED: "failed"}
-        end = ends.get(view.outcome, "deleted" if deleted else "interrupted")
-        if self._record is None:
-            return
-        self._record = self._record.model_copy(update={"view": view, "ended": now, "end": end})
-        first = view.status.first_failure
-        if first is not None and first.reason == "OutputFinished" and self._earlier is not None:
-            # The trainer has refused to train on, so the folder is what the earlier request has made.
-            self._record = self._earlier.record
-        await self._write()
-
-    async def _write(self) -> None:
-        if self._record is None or self._is_broken:
-            return
-        self._written = asyncio.get_running_loop().time()
-        try:
-            await asyncio.to_thread(self._record.write, self._folder)
-        except OSError as error:
-            self._is_broken = True
-            self._note(f"the record of this run can't be written ({error}): `trainjob list` won't have it")
-
-
 # The run.
 
 
 # The time after Ctrl-C in which replicas can save a checkpoint; a second Ctrl-C kills them at once.
 GRACE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.25
+_RECORD_SECONDS = 5.0
 
 _STOPPING = f"stopping: replicas have {GRACE_SECONDS:g} s to save; another Ctrl-C ends them at once"
 _DELETING = "stopping: `trainjob delete` was called for this run"
 
 
-class Supervision:
+class _Supervision:
     """Runs the controller on a local cluster, keeps a screen and a record up to date, and can be reached.
+
+    If the record can't be written, a note says so and the run continues.
 
     Args:
         cluster: a prepared cluster; `run` ends its processes, and leaves it to be closed.
         screen: the display.
-        record: of the run.
-        clock: returns the current time.
+        request: the run's.
+        asked: what is compared with later requests.
+        continued: see `RunRecord`.
 
     Attributes:
-        is_deleted: another process has asked to end the run and to delete it.
         latest: the job, as it was shown last.
     """
 
     def __init__(
-        self,
-        cluster: LocalCluster,
-        screen: Screen,
-        record: RecordKeeper,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        self, cluster: LocalCluster, screen: Screen, request: RunRequest, asked: Request, continued: str
     ) -> None:
-        self._cluster = cluster
-        self._screen = screen
-        self._record = record
-        self._clock = clock
-        self._since = clock()
+        self._cluster, self._screen, self._request = cluster, screen, request
+        self._folder = cluster.run_folder
+        self._earlier = read_run_folder(self._folder)
+        self._since = datetime.now(UTC)
         self._generation, self._replicas = 0, tuple[Replica, ...]()
-        self._changed = asyncio.Event()
-        self._deletion = asyncio.Event()
+        self._changed, self._deletion = asyncio.Event(), asyncio.Event()
         self._resumptions = Resumptions()
         self._at_stop: JobView | None = None
         self.latest = self._read()
+        self._record = RunRecord(
+            view=self.latest,
+            host=platform.node(),
+            pid=os.getpid(),
+            process=identify_process(os.getpid()) or "",
+            command=request.command,
+            request=asked,
+            continued=continued,
+            log_starts=log_sizes(self._folder),
+            began=self._since,
+        )
+        self._written, self._can_write = 0.0, True
+        self._writer = ThreadPoolExecutor(1)  # one record after the other
 
     @property
     def is_deleted(self) -> bool:
@@ -460,7 +384,12 @@ class Supervision:
             await server.open()
         except OSError as error:
             self._screen.note(f"other commands can't reach this run: {error}")
-        await self._record.begin(self.latest, server.path, self._since)
+        await self._write(socket=server.path)
+        try:
+            remember(self._folder)
+        except OSError as error:
+            self._screen.note(f"`trainjob list` won't have this run: {error}")
+        self._request.begun(self._folder)
         showing = asyncio.ensure_future(self._keep_showing())
         over: JobView | None = None
         try:
@@ -478,11 +407,34 @@ class Supervision:
             last = over or self._read()
             if over is None:
                 self._screen.show(last)
-            await self._record.finish(last, self._clock(), deleted=self.is_deleted)
+            first = last.status.first_failure
+            if first is not None and first.reason == "OutputFinished" and self._earlier is not None:
+                # The trainer has refused to train on, so the folder is what the earlier request has made.
+                self._record = self._earlier.record
+                await self._write()
+            else:
+                ends = {Outcome.COMPLETE: "complete", Outcome.FAILED: "failed"}
+                end = ends.get(last.outcome, "deleted" if self.is_deleted else "interrupted")
+                await self._write(view=last, ended=datetime.now(UTC), end=end)
             await server.close()
         if isinstance(problem, Exception):
             raise problem
         return last
+
+    async def _write(self, **changes: Any) -> None:
+        """Write the record with these changes."""
+        self._record = self._record.model_copy(update=changes)
+        loop = asyncio.get_running_loop()
+        self._written = loop.time()
+        if not self._can_write:
+            return
+        try:
+            await loop.run_in_executor(self._writer, self._record.write, self._folder)
+        except OSError as error:
+            self._can_write = False
+            self._screen.note(
+                f"the record of this run can't be written ({error}): `trainjob list` won't have it"
+            )
 
     async def later_than(self, view: JobView) -> JobView:
         """Return the job once it has changed."""
@@ -503,7 +455,9 @@ class Supervision:
         """Return whether a stop was requested before the job has ended."""
         if interruption.asked.is_set():
             return True  # nothing is started yet
-        controller = Controller(self._cluster, settings=_settings())
+        # Only the agents of this run have this key; the local cluster provides the agent program.
+        settings = Settings(bundle=Bundle(pyz=b"", key=secrets.token_bytes(32)))
+        controller = Controller(self._cluster, settings=settings)
         finished = asyncio.ensure_future(controller.run_until_finished(self._cluster.key))
         asked = [asyncio.ensure_future(event.wait()) for event in (interruption.asked, self._deletion)]
         try:
@@ -524,7 +478,8 @@ class Supervision:
             self._screen.show(view)
             self._publish(view)
             changed.clear()
-            await self._record.update(view)
+            if asyncio.get_running_loop().time() - self._written >= _RECORD_SECONDS:
+                await self._write(view=view)
             await happens_within(changed, _REFRESH_SECONDS)
 
     def _publish(self, view: JobView) -> None:
@@ -540,14 +495,9 @@ class Supervision:
             self._replicas = desired_replicas(parse(snapshot.job, has_begun=True).spec)
             self._generation = generation
         view = read_run(
-            snapshot, self._replicas, since=self._since, now=self._clock(), events=self._cluster.events
+            snapshot, self._replicas, since=self._since, now=datetime.now(UTC), events=self._cluster.events
         )
         view = self._resumptions.complete(view)
         if self._at_stop is not None:
             self._at_stop = view = with_stopped(self._at_stop, view)
         return view
-
-
-def _settings() -> Settings:
-    # Only the agents of this run have this key; the local cluster provides the agent program.
-    return Settings(bundle=Bundle(pyz=b"", key=secrets.token_bytes(32)))

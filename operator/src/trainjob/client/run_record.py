@@ -111,14 +111,6 @@ class RunRecord(BaseModel):
             raise
 
 
-def read_record(folder: Path) -> RunRecord | None:
-    """Return the record of this folder; None if there is none that can be read."""
-    try:
-        return RunRecord.model_validate_json((folder / RECORD_NAME).read_bytes())
-    except (OSError, ValidationError, RecursionError):
-        return None
-
-
 # A run, by its folder.
 
 
@@ -185,9 +177,11 @@ class Run:
 
 
 def read_run_folder(folder: Path) -> Run | None:
-    """Return the run of this folder; None if it has no record."""
-    record = read_record(folder)
-    return Run(folder, record) if record is not None else None
+    """Return the run of this folder; None if it has no record that can be read."""
+    try:
+        return Run(folder, RunRecord.model_validate_json((folder / RECORD_NAME).read_bytes()))
+    except (OSError, ValidationError, RecursionError):
+        return None
 
 
 # The index: a link to each run's folder in the user's state folder. No file is shared, so none is locked.
