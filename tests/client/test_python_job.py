@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from nbclient import NotebookClient
@@ -22,11 +22,6 @@ from support.cli.server import CliServer
 from support.cli.stored_jobs import RUNNING, ended, stored_job, stored_pod
 from trainjob import ClusterProblem, Job, JobFailed, NoCluster, NoJob, Trainer, jobs
 from trainjob.client import background
-from trainjob.client.job import AsyncJob
-from trainjob.client.trainer import AsyncTrainer
-
-if TYPE_CHECKING:
-    pass
 
 PROGRESS = {"step": 100, "totalSteps": 400, "metrics": {"loss": "0.5", "accuracy": "nan"}}
 FAILURE = {
@@ -60,27 +55,20 @@ def beside(api: CliServer, condition: Callable[[], bool], work: Callable[[], Any
 # Each call has its twin.
 
 
-@pytest.mark.parametrize(("twins", "plain"), [(AsyncJob, Job), (AsyncTrainer, Trainer)])
-def test_every_asynchronous_call_has_its_synchronous_twin(twins: type, plain: type) -> None:
-    found = {
-        name: call
-        for name, call in inspect.getmembers(twins)
-        if not name.startswith("_")
-        and (inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call))
-    }
-    assert len(found) >= 2
-    for name, call in found.items():
-        twin = getattr(plain, name)
-        if isinstance(twin, property):
-            assert list(inspect.signature(call).parameters) == ["self"]
+@pytest.mark.parametrize(("twins", "plain"), [(type(Job.aio), Job), (type(Trainer(print).aio), Trainer)])
+def test_every_call_has_its_twin_with_the_same_arguments_and_a_docstring(twins: type, plain: type) -> None:
+    calls = {name for name, call in inspect.getmembers(plain, callable) if not name.startswith("_")}
+    own = {name for name, call in inspect.getmembers(twins, inspect.isfunction) if not name.startswith("_")}
+    assert calls - {"aio", "manifest"} <= own
+    for name in own:
+        call = getattr(plain, name)
+        assert call.__doc__
+        if isinstance(call, property):
             continue
-        assert inspect.signature(call).parameters == inspect.signature(twin).parameters, name
-
-
-def test_every_synchronous_call_has_its_asynchronous_twin() -> None:
-    for plain, twins in ((Job, AsyncJob), (Trainer, AsyncTrainer)):
-        calls = {name for name, call in inspect.getmembers(plain, callable) if not name.startswith("_")}
-        assert calls - {"manifest", "aio"} <= {name for name, _ in inspect.getmembers(twins)}
+        arguments = [dict(inspect.signature(each).parameters) for each in (call, getattr(twins, name))]
+        for each in arguments:
+            each.pop("self", None)
+        assert arguments[0] == arguments[1], name
 
 
 def test_calls_work_within_a_running_loop(api: CliServer) -> None:

@@ -1,9 +1,18 @@
+"""When the waiting for a job in a cluster is over."""
+
 from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from support.cli.stored_jobs import stored_job
-from trainjob.client.jobs import Reason, Waiting
+from trainjob.client import handle
+from trainjob.client.handle import ClusterJob
+from trainjob.client.problems import NoJob
+from trainjob.client.view import read_job
 from trainjob.cluster.kube.informer import Change, Gone, Listed, Seen
 
 PENDING, RUNNING = Seen(stored_job("Pending")), Seen(stored_job("Running"))
@@ -12,33 +21,50 @@ OTHER = Seen(stored_job("Running", uid="another"))
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason", "state"),
+    ("changes", "states", "end"),
     [
-        ([PENDING, Listed(), RUNNING], None, "Running"),
-        ([PENDING, Listed(), COMPLETE], Reason.OVER, "Complete"),
-        ([FAILED], Reason.OVER, "Failed"),
-        ([Listed()], Reason.MISSING, None),
-        ([RUNNING, Listed(), Gone(RUNNING.manifest)], Reason.DELETED, "Running"),
+        ([PENDING, Listed(), COMPLETE], ["Pending", "Complete"], None),
+        ([FAILED], ["Failed"], None),
+        ([Listed()], [], "there is none"),
+        ([RUNNING, Listed(), Listed(), Gone(RUNNING.manifest)], ["Running"], "was deleted"),
         # It ended, and was deleted, while the watch was broken off: its last state is in the event.
-        ([RUNNING, Listed(), Gone(COMPLETE.manifest)], Reason.OVER, "Complete"),
-        ([RUNNING, Listed(), OTHER], Reason.REPLACED, "Running"),
-        ([RUNNING, Listed(), Gone(OTHER.manifest)], None, "Running"),
-        ([RUNNING, Listed(), Listed()], None, "Running"),
+        ([RUNNING, Listed(), Gone(COMPLETE.manifest)], ["Running", "Complete"], None),
+        ([RUNNING, Listed(), OTHER], ["Running"], "another job of that name"),
+        ([RUNNING, Listed(), Gone(OTHER.manifest), COMPLETE], ["Running", "Complete"], None),
     ],
 )
-def test_when_the_waiting_is_over(changes: list[Change], reason: Reason | None, state: str | None) -> None:
-    waiting = Waiting()
-    *before, last = [waiting.take(change) for change in changes]
-    assert before == [None] * len(before)
-    assert last == reason
-    assert (waiting.job.state if waiting.job else None) == state
+def test_when_the_waiting_is_over(
+    changes: list[Change], states: list[str], end: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def follow(*_: Any) -> AsyncGenerator[Change]:
+        for change in changes:
+            yield change
+        raise AssertionError("it waits on")
+
+    async def find_job(*_: Any) -> dict[str, Any]:
+        return stored_job()
+
+    async def missing_job(*_: Any) -> NoJob:
+        return NoJob("there is none")
+
+    for function in (follow, find_job, missing_job):
+        monkeypatch.setattr(handle, function.__name__, function)
+    seen = list[str]()
+
+    async def wait() -> None:
+        async for job in ClusterJob(None, "default", "digits").changes():  # type: ignore[arg-type]
+            seen.append(job.state)
+
+    if end is None:
+        asyncio.run(wait())
+    else:
+        with pytest.raises(NoJob, match=end):
+            asyncio.run(wait())
+    assert seen == states
 
 
 @pytest.mark.parametrize(
     "damage", [None, [], {"state": 3}, {"conditions": "none"}, {"restarts": {"counted": -1}}]
 )
 def test_a_damaged_status_is_none(damage: object) -> None:
-    waiting = Waiting()
-    assert waiting.take(Seen({**stored_job(), "status": damage})) is None
-    assert waiting.job is not None
-    assert waiting.job.state == "Pending"
+    assert read_job({**stored_job(), "status": damage}).state == "Pending"

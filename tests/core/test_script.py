@@ -83,7 +83,6 @@ def test_no_output(text: str) -> None:
 
 
 def test_a_job_with_everything() -> None:
-    code = {"configMap": "digits-code-1", "digest": "0" * 64}
     made = build_job(
         ScriptJob(
             name="digits",
@@ -97,14 +96,12 @@ def test_a_job_with_everything() -> None:
             env={"SEED": "1"},
             cpu="2",
             memory="4Gi",
-            code=code,
         )
     )
     job = parse(made)
     assert job.metadata.labels == {"kueue.x-k8s.io/queue-name": "research"}
     assert replica_counts(job.spec) == {"worker": 4}
     assert count_gpus(role_template(job.spec, "worker")) == 1
-    assert made["spec"]["code"] == code
     assert made["spec"]["template"]["spec"]["containers"] == [
         {
             "name": "trainer",

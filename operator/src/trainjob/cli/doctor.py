@@ -12,8 +12,9 @@ import click
 
 from trainjob.cli.ending import Exit, describe_exits, ends_quietly, print_lines
 from trainjob.cli.options import Duration, cluster_options
-from trainjob.cli.script_options import RUNS, read_output
+from trainjob.cli.script_options import RUNS, reader
 from trainjob.client.connection import ClusterOptions
+from trainjob.core.script import parse_output
 from trainjob_trainer.patches import PATCHES
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _EXITS = {
 @click.option(
     "--job-output",
     metavar="OUTPUT",
-    callback=read_output,
+    callback=reader(parse_output),
     help="With --gpus: that job's output, as submit's --output; nothing is left there."
     "  [default: the first claim for several nodes]",
 )

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from trainjob.api import KIND, Document, InvalidTrainJob, dump_yaml, read_documents
+from trainjob.api.errors import mapping_at
 
 
 def dump_stream(objects: Iterable[dict[str, Any]]) -> str:
@@ -68,33 +69,23 @@ def read_trainjobs(file: str) -> tuple[Document, ...]:
         UnreadableFile: there is no such file, or it can't be read.
         RefusedFile: it isn't YAML or JSON, or holds no TrainJob.
     """
-    documents = read_objects(file)
-    others = tuple(document for document in documents if not document.is_trainjob)
-    hint = f"; trainjob convert {file} prints TFJobs as TrainJobs" if any(map(_is_tfjob, others)) else ""
-    for other in others:
-        more = hint if _is_tfjob(other) else ""
-        place = f"{_title(file)}:{other.first_line}"
-        click.echo(f"{place} {_name(other)} is left out: no TrainJob{more}", err=True)
-    found = tuple(_with_name(document) for document in documents if document.is_trainjob)
-    if not found:
+    documents, hint = read_objects(file), ""
+    for other in documents:
+        if other.is_trainjob:
+            continue
+        kind, name = other.raw.get("kind"), mapping_at(other.raw, "metadata").get("name")
+        more = f"; trainjob convert {file} prints TFJobs as TrainJobs" if kind == "TFJob" else ""
+        what = " ".join(str(part) for part in (kind, name) if part) or "a document"
+        click.echo(f"{_title(file)}:{other.first_line} {what} is left out: no TrainJob{more}", err=True)
+        hint = hint or more
+    jobs = tuple(_with_name(document) for document in documents if document.is_trainjob)
+    if not jobs:
         raise RefusedFile([f"{_title(file)}: holds no TrainJob{hint}"])
-    return found
+    return jobs
 
 
-def read_valid_trainjobs(file: str) -> tuple[Document, ...]:
-    """Return the TrainJobs of a file as `read_trainjobs` does, if all of them are valid.
-
-    Raises:
-        UnreadableFile: there is no such file, or it can't be read.
-        RefusedFile: every mistake of every TrainJob.
-    """
-    documents = read_trainjobs(file)
-    check_valid(documents)
-    return documents
-
-
-def check_valid(documents: Iterable[Document]) -> None:
-    """Check TrainJobs.
+def check_valid(documents: Iterable[Document]) -> Iterable[Document]:
+    """Return these TrainJobs.
 
     Raises:
         RefusedFile: every mistake of every TrainJob.
@@ -107,6 +98,7 @@ def check_valid(documents: Iterable[Document]) -> None:
             lines += [str(error) for error in invalid.errors]
     if lines:
         raise RefusedFile(lines)
+    return documents
 
 
 def read_objects(file: str, *, expected: str = KIND) -> tuple[Document, ...]:
@@ -142,7 +134,7 @@ def choose(documents: tuple[Document, ...], name: str | None, file: str) -> Docu
     Raises:
         click.UsageError: there are several and no name is given, or none has that name.
     """
-    named = {str(_metadata(document).get("name")): document for document in documents}
+    named = {str(mapping_at(document.raw, "metadata").get("name")): document for document in documents}
     if name is None and len(documents) == 1:
         return documents[0]
     names = ", ".join(named)
@@ -155,23 +147,14 @@ def choose(documents: tuple[Document, ...], name: str | None, file: str) -> Docu
     return named[name]
 
 
-def folder_of(file: str) -> Path:
-    """Return the folder of a job's file, the working directory of its commands."""
-    return Path() if file == STDIN else Path(file).parent
-
-
 def _with_name(document: Document) -> Document:
     """Return a TrainJob that has only `generateName` with a name, made as the API server makes it."""
-    metadata = _metadata(document)
+    metadata = mapping_at(document.raw, "metadata")
     prefix = metadata.get("generateName")
     if metadata.get("name") is not None or not isinstance(prefix, str):
         return document
     name = prefix + "".join(secrets.choice("bcdfghjklmnpqrstvwxz2456789") for _ in range(5))
     return replace(document, raw={**document.raw, "metadata": {**metadata, "name": name}})
-
-
-def _is_tfjob(document: Document) -> bool:
-    return document.raw.get("kind") == "TFJob"
 
 
 def _refuse_other_kinds(file: str) -> None:
@@ -207,13 +190,3 @@ def _content(file: str) -> bytes:
 
 def _title(file: str) -> str:
     return "stdin" if file == STDIN else file
-
-
-def _name(document: Document) -> str:
-    kind, name = document.raw.get("kind"), _metadata(document).get("name")
-    return " ".join(str(part) for part in (kind, name) if part) or "a document"
-
-
-def _metadata(document: Document) -> dict[str, object]:
-    metadata = document.raw.get("metadata")
-    return metadata if isinstance(metadata, dict) else {}

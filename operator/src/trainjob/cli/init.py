@@ -8,17 +8,10 @@ from typing import Any
 
 import click
 
-from trainjob.api import dump_yaml, read_documents
-from trainjob.cli.documents import RefusedFile, is_script
+from trainjob.api import read_documents
+from trainjob.cli.documents import RefusedFile
 from trainjob.cli.ending import ends_quietly
-from trainjob.cli.script_options import (
-    INLINE_DEPTH,
-    AskedJobs,
-    ScriptOptions,
-    WithArguments,
-    root_of,
-    script_options,
-)
+from trainjob.cli.script_options import JobSource, WithArguments, print_job, script_options
 
 _CONTAINER = "spec.template.spec.containers[0]"
 
@@ -53,22 +46,20 @@ _END = (
 
 
 @click.command(cls=WithArguments, short_help="Write the file of a script's job, with comments.")
-@click.argument("script_file", metavar="SCRIPT")
 @script_options
 @ends_quietly
-def init(script_file: str, script: ScriptOptions, arguments: tuple[str, ...] | None) -> None:
+def init(source: JobSource) -> None:
     """Write the job of SCRIPT as a file with the script's name, for `run`, `submit` and kubectl.
 
     The options are those of `trainjob run`. A file that exists is left as it is.
     """
-    if not is_script(script_file):
-        raise click.UsageError(f"{script_file} is no Python script: its name doesn't end with .py")
-    asked = AskedJobs(script_file, script, arguments=arguments)
-    job = asked.build(asked.script_job())
-    file = root_of(script_file) / f"{Path(script_file).stem}.yaml"
+    if not source.is_script:
+        raise click.UsageError(f"{source.file} is no Python script: its name doesn't end with .py")
+    job = source.build()
+    file = source.folder / f"{Path(source.file).stem}.yaml"
     try:
         with file.open("x", encoding="utf-8") as written:
-            written.write(commented(job, str(file)))
+            written.write(_commented(job, file))
     except FileExistsError:
         raise RefusedFile([f"{file} exists already; nothing was written: move it away first"]) from None
     except OSError as error:
@@ -79,15 +70,14 @@ def init(script_file: str, script: ScriptOptions, arguments: tuple[str, ...] | N
     )
 
 
-def commented(job: dict[str, Any], file: str) -> str:
+def _commented(job: dict[str, Any], file: Path) -> str:
     """Return a script's job as YAML, with a comment above each field."""
-    text = dump_yaml(job, inline_depth=INLINE_DEPTH)
-    lines = text.splitlines()
-    document = read_documents(text, source=file)[0]
+    text = print_job(job)
+    document = read_documents(text, source=str(file))[0]
     container = job["spec"]["template"]["spec"]["containers"][0]
     given = {f"{_CONTAINER}.{field}": hint for field, hint in _OF_CONTAINER.items() if field in container}
     above = {
-        document.line_of(path): comment.format(file=file, folder=Path(file).parent).splitlines()
+        document.line_of(path): comment.format(file=file, folder=file.parent).splitlines()
         for path, comment in {**_COMMENTS, **given}.items()
     }
     absent = [hint for field, hint in _ABSENT.items() if field not in container]
@@ -95,9 +85,9 @@ def commented(job: dict[str, Any], file: str) -> str:
     made = [
         "# Made by `trainjob init`.",
         f"#   here:           trainjob run {file}",
-        f"#   on a cluster:   trainjob submit {file} --code {Path(file).parent}",
+        f"#   on a cluster:   trainjob submit {file} --code {file.parent}",
     ]
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         indent = " " * (len(line) - len(line.lstrip(" -")))
         made += [f"{indent}# {comment}" for comment in above.get(number, ())]
         made.append(line)

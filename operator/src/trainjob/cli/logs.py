@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Iterable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import click
 
@@ -25,110 +24,75 @@ from trainjob.client.job_logs import (
     newest_pods,
     own_pods,
 )
-from trainjob.client.jobs import find_job, pods_of
+from trainjob.client.jobs import pods_of
 from trainjob.client.presenter import describe_deletion, describe_state
 from trainjob.client.problems import NoJob
 from trainjob.client.runs import LocalJob
-from trainjob.client.view import JobView, Outcome, read_job, why_no_log
+from trainjob.client.view import Outcome, why_no_log
 from trainjob.core.pods import Pod
 from trainjob.core.wording import printable
 from trainjob_trainer.contract.replicas import ROLES
 
-if TYPE_CHECKING:
-    from trainjob.cluster.kube.client import ApiClient
 
-# The logs of a job, with notes about it.
+async def follow_logs(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail: int | None = None) -> Exit:
+    """Print the logs until the job is over, then its result.
 
-
-class LogShowing:
-    """Shows the logs of one job.
-
-    Args:
-        api: the API server that has the job.
-        namespace: of the job.
-        name: of the job.
-        wanted: requested replicas.
-        printer: for lines and notes.
-        tail: lines before the end to begin with, for each replica.
+    Raises:
+        NoJob: the job doesn't exist, or was deleted.
     """
+    following = LogFollowing(
+        job.api, await job.view(), wanted, on_line=printer.line, on_note=printer.note, tail=tail
+    )
+    last, deleted = await following.run()
+    if deleted:
+        raise NoJob(describe_deletion(job.name, last))
+    return conclude(last)
 
-    def __init__(
-        self,
-        api: ApiClient,
-        namespace: str,
-        name: str,
-        *,
-        wanted: Wanted,
-        printer: LogPrinter,
-        tail: int | None = None,
-    ) -> None:
-        self._api, self._namespace, self._name = api, namespace, name
-        self._wanted, self._printer, self._tail = wanted, printer, tail
 
-    async def follow(self) -> Exit:
-        """Show the logs until the job is over, then its result.
+async def _show(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail: int | None) -> Exit:
+    """Print the logs so far."""
+    view = await job.view()
+    pods = newest_pods(own_pods(await pods_of(job.api, job.namespace, job.name), view.uid), wanted)
+    if not pods:
+        which = "pods" if wanted == Wanted() else "such pods"
+        printer.note(f"{job.name} has no {which}: {describe_state(view, ', ')}")
+    await _print(job, printer, pods, tail)
+    waits = {pod.replica.title: why_no_log(pod) for pod in pods if not has_log(pod)}
+    if waits:
+        printer.note(f"no log yet of {describe_waits(waits)}")
+    if view.outcome is Outcome.FAILED:
+        conclude(view)
+    return Exit.GOOD
 
-        Raises:
-            NoJob: the job doesn't exist, or was deleted.
-        """
-        job = await self._find()
-        last, deleted = await LogFollowing(self._api, job, self._wanted, self._printer, self._tail).run()
-        if deleted:
-            raise NoJob(describe_deletion(self._name, last))
-        return conclude(last)
 
-    async def show(self) -> Exit:
-        """Show the logs so far."""
-        job = await self._find()
-        pods = newest_pods(
-            own_pods(await pods_of(self._api, self._namespace, self._name), job.uid), self._wanted
-        )
-        if not pods:
-            which = "pods" if self._wanted == Wanted() else "such pods"
-            self._printer.note(f"{self._name} has no {which}: {describe_state(job, ', ')}")
-        await self._print(pods)
-        waits = {pod.replica.title: why_no_log(pod) for pod in pods if not has_log(pod)}
-        if waits:
-            self._printer.note(f"no log yet of {describe_waits(waits)}")
-        if job.outcome is Outcome.FAILED:
-            conclude(job)
+async def _show_previous(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail: int | None) -> Exit:
+    """Print the logs of the previous attempt, or of earlier pods if the job restarts in place.
+
+    If no earlier pod is left, it is the end of the log that the status keeps of a failure.
+    """
+    view = await job.view()
+    attempt, first = view.status.attempt or 1, view.status.first_failure
+    every = own_pods(await pods_of(job.api, job.namespace, job.name), view.uid)
+    pods = [pod for pod in earlier_pods(every, wanted, None if view.in_place else attempt) if has_log(pod)]
+    if pods:
+        await _print(job, printer, pods, tail)
         return Exit.GOOD
-
-    async def show_previous(self) -> Exit:
-        """Show the logs of the previous attempt, or of earlier pods if the job restarts in place."""
-        job = await self._find()
-        every = own_pods(await pods_of(self._api, self._namespace, self._name), job.uid)
-        attempt = None if job.in_place else job.status.attempt or 1
-        pods = [pod for pod in earlier_pods(every, self._wanted, attempt) if has_log(pod)]
-        if pods:
-            await self._print(pods)
-        else:
-            self._show_what_is_kept(job, {pod.name for pod in every})
+    lives_on = view.in_place and first is not None and first.pod in {pod.name for pod in every}
+    if attempt < 2 or view.is_over or first is None or not first.log_tail or lives_on:
+        whole = "; a pod's log holds every attempt that it has lived through" if view.in_place else ""
+        printer.note(f"no earlier pods of {job.name} are left (this is attempt {attempt}){whole}")
         return Exit.GOOD
+    gone = f"an earlier pod of {first.rank} is" if view.in_place else f"the pods of attempt {attempt - 1} are"
+    printer.note(f"{gone} gone; of {first.rank}, which failed first, this is left:")
+    for line in first.log_tail.splitlines():
+        printer.text(first.rank, printable(line))
+    return Exit.GOOD
 
-    def _show_what_is_kept(self, job: JobView, pods: set[str]) -> None:
-        """Show the end of the log that the status keeps of a failure, if no earlier pod is left."""
-        attempt, first = job.status.attempt or 1, job.status.first_failure
-        lives_on = job.in_place and first is not None and first.pod in pods
-        if attempt < 2 or job.is_over or first is None or not first.log_tail or lives_on:
-            whole = "; a pod's log holds every attempt that it has lived through" if job.in_place else ""
-            self._printer.note(f"no earlier pods of {self._name} are left (this is attempt {attempt}){whole}")
-            return
-        gone = (
-            f"an earlier pod of {first.rank} is" if job.in_place else f"the pods of attempt {attempt - 1} are"
-        )
-        self._printer.note(f"{gone} gone; of {first.rank}, which failed first, this is left:")
-        for line in first.log_tail.splitlines():
-            self._printer.text(first.rank, printable(line))
 
-    async def _find(self) -> JobView:
-        return read_job(await find_job(self._api, self._namespace, self._name))
-
-    async def _print(self, pods: Iterable[Pod]) -> None:
-        lines_of_all = lines_so_far(self._api, pods, self._namespace, self._tail, self._printer.note)
-        async with aclosing(lines_of_all) as lines:
-            async for replica, line in lines:
-                self._printer.line(replica, line)
+async def _print(job: ClusterJob, printer: LogPrinter, pods: Iterable[Pod], tail: int | None) -> None:
+    async with aclosing(lines_so_far(job.api, pods, job.namespace, tail, printer.note)) as lines:
+        async for replica, line in lines:
+            printer.line(replica, line)
 
 
 _EXITS = {
@@ -176,17 +140,15 @@ def logs(
 
     printer, wanted = LogPrinter(stamps=timestamps), Wanted(role, index)
 
-    async def show() -> Exit:
+    async def work() -> Exit:
         async with find_handle(name, where) as job:
             if isinstance(job, LocalJob):
                 return await _show_run(job, printer, wanted, follow=follow, previous=previous, tail=tail)
             assert isinstance(job, ClusterJob)  # noqa: S101 - there are two kinds
-            showing = LogShowing(job.api, job.namespace, name, wanted=wanted, printer=printer, tail=tail)
-            if follow:
-                return await showing.follow()
-            return await (showing.show_previous() if previous else showing.show())
+            show = follow_logs if follow else _show_previous if previous else _show
+            return await show(job, printer, wanted, tail)
 
-    sys.exit(asyncio.run(show()))
+    sys.exit(asyncio.run(work()))
 
 
 async def _show_run(

@@ -12,59 +12,79 @@ from trainjob.api import Document
 from trainjob.cli.documents import RefusedFile
 from trainjob.client.connection import ClusterOptions
 
+
+def gathered(name: str, build: Callable[..., Any], *params: click.Parameter) -> Callable[..., Any]:
+    """Return a decorator that adds parameters to a command, which gets what `build` makes of their values.
+
+    Args:
+        name: of the command's argument.
+        build: takes the values by the parameters' names.
+        params: the parameters, in the order of the help.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def call(*arguments: Any, **values: Any) -> Any:
+            own = {str(param.name): values.pop(str(param.name)) for param in params}
+            return command(*arguments, **{name: build(**own)}, **values)
+
+        known: list[click.Parameter] = getattr(command, "__click_params__", [])
+        vars(call)["__click_params__"] = [*known, *reversed(params)]  # as click collects them
+        return call
+
+    return decorate
+
+
 # The namespace of a document.
 
 
-def namespace_of(document: Document, asked: str | None, context: str) -> str:
+def namespace_of(document: Document, option: str | None, context: str) -> str:
     """Return the namespace of the option, else of the file, else of the context.
 
     Raises:
         RefusedFile: the file and the option differ.
     """
     own = document.raw["metadata"].get("namespace")
-    if asked and own and asked != own:
+    if option and own and option != own:
         line = document.line_of("metadata.namespace")
         raise RefusedFile(
             [
-                f"{document.source}:{line} metadata.namespace: is {own}, but -n asks for {asked};"
+                f"{document.source}:{line} metadata.namespace: is {own}, but -n asks for {option};"
                 " leave out one of the two"
             ]
         )
-    return str(asked or own or context)
+    return str(option or own or context)
 
 
 # Files: as arguments, or as kubectl takes them.
 
 
-def file_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add FILE and -f FILE, of which one is given; the command gets it as `file`."""
-
-    @functools.wraps(command)
-    def with_file(*arguments: Any, files: tuple[str, ...], **options: Any) -> Any:
-        if len(files) > 1:
-            raise click.UsageError(f"one FILE is expected, not {len(files)}: {' '.join(files)}")
-        return command(*arguments, file=files[0], **options)
-
-    return _with_files(with_file, "FILE")
+def one_file(files: tuple[str, ...], more: tuple[str, ...]) -> str:
+    """Return the only file."""
+    files = (*files, *more)
+    if not files:
+        raise click.UsageError("Missing argument 'FILE', or -f FILE")
+    if len(files) > 1:
+        raise click.UsageError(f"one FILE is expected, not {len(files)}: {' '.join(files)}")
+    return files[0]
 
 
-def file_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add FILE... and -f FILE; the command gets them all as `files`."""
-    return _with_files(command, "FILE...")
+def _all_files(files: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+    if not files and not more:
+        raise click.UsageError("Missing argument 'FILE...', or -f FILE")
+    return (*files, *more)
 
 
-def _with_files(command: Callable[..., Any], metavar: str) -> Callable[..., Any]:
-    @click.argument("files", nargs=-1, metavar=metavar)
-    @click.option(
-        "-f", "--filename", "more", multiple=True, metavar="FILE", help="FILE, as kubectl takes it."
-    )
-    @functools.wraps(command)
-    def with_files(*arguments: Any, files: tuple[str, ...], more: tuple[str, ...], **options: Any) -> Any:
-        if not files and not more:
-            raise click.UsageError(f"Missing argument '{metavar}', or -f FILE")
-        return command(*arguments, files=(*files, *more), **options)
+_FILENAME = click.Option(
+    ["-f", "--filename", "more"], multiple=True, metavar="FILE", help="FILE, as kubectl takes it."
+)
+FILE = (click.Argument(["files"], nargs=-1, metavar="FILE"), _FILENAME)
+"""FILE and -f FILE, of which one is given: `one_file` returns it."""
 
-    return with_files
+file_argument = gathered("file", one_file, *FILE)
+file_arguments = gathered(
+    "files", _all_files, click.Argument(["files"], nargs=-1, metavar="FILE..."), _FILENAME
+)
 
 
 # Durations on the command line.
@@ -85,22 +105,12 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
-# The options for cluster and namespace.
-
-
-def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select the cluster; the command gets them as `where: ClusterOptions`."""
-
-    @click.option("-n", "--namespace", help="The namespace; without it, that of the kubeconfig's context.")
-    @click.option("--context", help="The kubeconfig's context; without it, the current one.")
-    @click.option(
-        "--kubeconfig", metavar="FILE", help="The kubeconfig; without it, $KUBECONFIG or ~/.kube/config."
-    )
-    @functools.wraps(command)
-    def with_where(
-        *arguments: Any, namespace: str | None, context: str | None, kubeconfig: str | None, **options: Any
-    ) -> Any:
-        where = ClusterOptions(namespace, context, kubeconfig)
-        return command(*arguments, where=where, **options)
-
-    return with_where
+cluster_options = gathered(
+    "where",
+    ClusterOptions,
+    click.Option(["-n", "--namespace"], help="The namespace; without it, that of the kubeconfig's context."),
+    click.Option(["--context"], help="The kubeconfig's context; without it, the current one."),
+    click.Option(
+        ["--kubeconfig"], metavar="FILE", help="The kubeconfig; without it, $KUBECONFIG or ~/.kube/config."
+    ),
+)

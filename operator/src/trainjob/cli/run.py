@@ -5,18 +5,17 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from trainjob.api import Document, InvalidTrainJob
+from trainjob.api import InvalidTrainJob
 from trainjob.cli.documents import STDIN, RefusedFile
 from trainjob.cli.ending import Exit
 from trainjob.cli.screen import Detail, LiveScreen, PlainScreen
-from trainjob.cli.script_options import AskedJobs, WithArguments, job_options, print_job
+from trainjob.cli.script_options import RUNS, JobSource, WithArguments, job_options, print_job
 from trainjob.client.local_run import Ending, Interruption, RunRequest, Screen, run_here
 from trainjob.client.presenter import describe_end, describe_interruption
 from trainjob.client.view import Outcome
@@ -73,7 +72,7 @@ from trainjob.cluster.local import CannotRunHere, LocalOptions
     help="Show every line of the logs, also those of TensorFlow that are known to be harmless.",
 )
 def run(
-    asked: AskedJobs,
+    source: JobSource,
     fresh: bool,
     resume: str | None,
     folder: Path | None,
@@ -99,32 +98,41 @@ def run(
     """
     if fresh and resume:
         raise click.UsageError("--fresh starts over, and --resume continues: leave out one of the two")
-    if asked.smoke and (fresh or resume):
+    if source.smoke and (fresh or resume):
         raise click.UsageError("--smoke always starts over, beside the job: leave out --fresh and --resume")
-    job = _job(asked.for_this_machine())
+    document = source.for_this_machine()
+    try:
+        job = document.parse(needs_image=False)
+    except InvalidTrainJob as invalid:
+        raise RefusedFile(str(error) for error in invalid.errors) from invalid
+    if job.spec.suspend:
+        where = f"{document.source}:{document.line_of('spec.suspend')}"
+        raise RefusedFile(
+            [f"{where} spec.suspend: is true, so nothing would start; remove it to run the job"]
+        )
     if dry_run:
-        click.echo(print_job(job), nl=False)
+        click.echo(print_job(document.raw), nl=False)
         return
     request = RunRequest(
-        job=job,
+        job=document.raw,
         options=LocalOptions(
-            folder=_whole(folder or asked.folder / "runs"),
-            job_folder=_whole(asked.folder),
+            folder=_whole(folder or source.folder / RUNS),
+            job_folder=_whole(source.folder),
             volumes=dict(map(_volume, volumes)),
             base_port=base_port,
         ),
         # A change of a script counts, one of a job's file only if the job differs.
-        file=None if asked.is_script or asked.file == STDIN else _whole(Path(asked.file)),
+        file=None if source.is_script or source.file == STDIN else _whole(Path(source.file)),
         command=_continuing(sys.argv[1:], new=new),
         fresh=fresh,
         resume=resume,
-        smoke=asked.smoke,
+        smoke=source.smoke,
         new=new,
-        **_ways(asked, caller),
+        **_ways(source, caller),
     )
     _make_output_lenient()
     try:
-        code = asyncio.run(_run(request, _screen(detail or Detail.USUAL, plain=plain)))
+        code = asyncio.run(_run(request, detail or Detail.USUAL, plain=plain))
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
     sys.exit(code)
@@ -135,9 +143,11 @@ def _whole(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - links stay
 
 
-async def _run(request: RunRequest, open_screen: Callable[[Callable[[], None]], Screen]) -> Exit:
+async def _run(request: RunRequest, detail: Detail, *, plain: bool) -> Exit:
+    is_live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    plain = plain or detail is Detail.QUIET or not is_live
     with Interruption() as interruption:
-        screen = open_screen(interruption.ask)
+        screen = PlainScreen(interruption.ask, detail) if plain else LiveScreen(detail)
         logging.basicConfig(handlers=[_ScreenHandler(screen)], level=logging.WARNING, force=True)
         try:
             ending = await run_here(request, screen, interruption)
@@ -146,12 +156,6 @@ async def _run(request: RunRequest, open_screen: Callable[[Callable[[], None]], 
         finally:
             screen.close()
     return _conclude(ending)
-
-
-def _screen(detail: Detail, *, plain: bool) -> Callable[[Callable[[], None]], Screen]:
-    if plain or detail is Detail.QUIET or not _is_terminal():
-        return lambda on_gone: PlainScreen(on_gone, detail)
-    return lambda _: LiveScreen(detail)
 
 
 class _ScreenHandler(logging.Handler):
@@ -190,23 +194,10 @@ def _print(lines: tuple[str, ...], *, err: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _job(document: Document) -> dict[str, Any]:
-    try:
-        job = document.parse(needs_image=False)
-    except InvalidTrainJob as invalid:
-        raise RefusedFile(str(error) for error in invalid.errors) from invalid
-    if job.spec.suspend:
-        where = f"{document.source}:{document.line_of('spec.suspend')}"
-        raise RefusedFile(
-            [f"{where} spec.suspend: is true, so nothing would start; remove it to run the job"]
-        )
-    return document.raw
-
-
-def _ways(asked: AskedJobs, caller: int | None) -> dict[str, Any]:
+def _ways(source: JobSource, caller: int | None) -> dict[str, Any]:
     """Return what to say about a request that differs, and how Python code gets to know the run's folder."""
     if caller is None:
-        name = "--name NAME" if asked.is_script else "--set metadata.name=NAME"
+        name = "--name NAME" if source.is_script else "--set metadata.name=NAME"
         return {"ways": f"start over: --fresh; train it apart: {name}, or --new"}
 
     def begun(folder: Path) -> None:
@@ -240,10 +231,6 @@ def _volume(text: str) -> tuple[str, Path]:
     if not path.exists():
         raise click.BadParameter(f"there is no {folder}", param_hint="--volume")
     return name, path
-
-
-def _is_terminal() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _make_output_lenient() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from trainjob.api import Document, InvalidTrainJob, dump_yaml, parse_strictly, read_documents
-from trainjob.api.errors import mapping_at, value_at
+from trainjob.api.errors import value_at
 from trainjob.cli.documents import (
+    STDIN,
     RefusedFile,
     UnreadableFile,
     check_valid,
     choose,
-    folder_of,
     is_script,
     read_trainjobs,
 )
-from trainjob.cli.options import file_argument
+from trainjob.cli.options import FILE, gathered, one_file
 from trainjob.core.script import (
     InvalidOption,
     InvalidOverride,
@@ -32,7 +33,6 @@ from trainjob.core.script import (
     build_job,
     build_smoke_test,
     name_from,
-    parse_output,
     replace_arguments,
     set_field,
     wants_evaluator,
@@ -44,10 +44,7 @@ if TYPE_CHECKING:
 RUNS = "runs"
 """The folder of local runs, which never travels."""
 
-INLINE_DEPTH = 3
-"""How much of a job's YAML is on one line, as in the examples."""
-
-_ARGUMENTS = "arguments"
+_ARGUMENTS = "trainjob.arguments"
 
 
 # The command line.
@@ -57,174 +54,121 @@ class WithArguments(click.Command):
     """A command whose words behind `--` are arguments of the training script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Set the parameter `arguments`: None without `--`."""
+        """Keep the arguments for `_read_source`: None without `--`."""
         own, arguments = args, None
         if "--" in args:
             place = args.index("--")
             own, arguments = args[:place], tuple(args[place + 1 :])
+        ctx.meta[_ARGUMENTS] = arguments
         try:
-            rest = super().parse_args(ctx, own)
+            return super().parse_args(ctx, own)
         except click.NoSuchOption as unknown:
             if arguments is not None:
                 raise
             hint = f"Arguments of the script come behind --, as in: -- {unknown.option_name}"
             raise click.UsageError(f"{unknown.format_message()} {hint}", ctx) from unknown
-        ctx.params[_ARGUMENTS] = arguments
-        return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Add the arguments to the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENT...]"]
 
 
-def read_output(_: click.Context, __: click.Parameter, value: str | None) -> Mapping[str, Any] | None:
-    """Return `spec.output` for an option's value."""
-    try:
-        return None if value is None else parse_output(value)
-    except InvalidOption as invalid:
-        raise click.BadParameter(str(invalid)) from invalid
+def reader(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return the callback of an option whose values are read by this function of `core.script`."""
+
+    def callback(_: click.Context, __: click.Parameter, value: Any) -> Any:
+        try:
+            return None if value in (None, ()) else read(value)
+        except InvalidOption as invalid:
+            raise click.BadParameter(str(invalid)) from invalid
+
+    return callback
 
 
-def _variables(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
-    for value in values:
-        if not value.partition("=")[0] or "=" not in value:
-            raise click.BadParameter(f"{value!r} is not NAME=VALUE")
-    return dict(value.split("=", 1) for value in values) or None
+def _script_option(field: dataclasses.Field[Any]) -> click.Option:
+    settings = {"default": field.default, **field.metadata}
+    flag = f"--{field.name}"
+    if field.type == "int":
+        settings["type"] = click.IntRange(min=settings.pop("minimum"))
+    elif field.type == "bool | None":
+        flag += f"/--no-{field.name}"
+    elif field.type == "Sequence[Path]":
+        settings |= {"multiple": True, "type": click.Path(path_type=Path)}
+    if "read" in settings:
+        settings |= {"callback": reader(settings.pop("read")), "multiple": "str, str" in str(field.type)}
+    return click.Option([flag], **settings)
 
 
-_SCRIPT_OPTIONS = (
-    click.option("--workers", type=click.IntRange(min=1), help="For a script: how many replicas train (1)."),
-    click.option(
-        "--evaluator/--no-evaluator",
-        default=None,
-        help="For a script: whether one more replica scores each checkpoint (it does, but for Horovod).",
-    ),
-    click.option("--gpus", type=click.IntRange(min=0), help="For a script: GPUs of each worker (0)."),
-    click.option("--cpu", metavar="QUANTITY", help="For a script: processors of each replica, such as 2."),
-    click.option("--memory", metavar="QUANTITY", help="For a script: memory of each replica, such as 4Gi."),
-    click.option("--image", help="For a script: the image for a cluster, any one with TensorFlow."),
-    click.option(
-        "--output",
-        metavar="OUTPUT",
-        callback=read_output,
-        help="For a script: where results go: claim:NAME, size:10Gi or nfs:SERVER:/FOLDER.",
-    ),
-    click.option("--queue", help="For a script: the Kueue queue that admits its pods."),
-    click.option(
-        "--env",
-        "variables",
-        multiple=True,
-        metavar="NAME=VALUE",
-        callback=_variables,
-        help="For a script: a variable of its environment.",
-    ),
-    click.option(
-        "--code",
-        multiple=True,
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        help="A file or folder that travels to the cluster, as a script does with the Python files beside it;"
-        " folders are on PYTHONPATH.",
-    ),
-    click.option("--name", help="The job's name for a script; of several TrainJobs in FILE, the one meant."),
+_SCRIPT_OPTIONS = {
+    field.name: _script_option(field) for field in dataclasses.fields(ScriptJob) if field.metadata
+}
+
+
+def _read_source(
+    files: tuple[str, ...],
+    more: tuple[str, ...] = (),
+    assignments: tuple[str, ...] = (),
+    smoke: bool = False,
+    **options: Any,
+) -> JobSource:
+    context = click.get_current_context()
+    given = tuple(
+        f"--{name}" for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    )
+    arguments = context.meta[_ARGUMENTS]
+    return JobSource(
+        one_file(files, more), ScriptJob(**options), given, assignments, arguments=arguments, smoke=smoke
+    )
+
+
+script_options = gathered(
+    "source",
+    lambda script, **options: _read_source((script,), **options),
+    click.Argument(["script"], metavar="SCRIPT"),
+    *_SCRIPT_OPTIONS.values(),
 )
+"""Adds SCRIPT and the options that describe its job; the command gets them as `source: JobSource`."""
 
-
-@dataclass(frozen=True)
-class ScriptOptions:
-    """What the options say; None where they say nothing."""
-
-    workers: int | None
-    evaluator: bool | None
-    gpus: int | None
-    cpu: str | None
-    memory: str | None
-    image: str | None
-    output: Mapping[str, Any] | None
-    queue: str | None
-    variables: Mapping[str, str] | None
-    code: tuple[Path, ...]
-    name: str | None
-
-    @property
-    def only_for_scripts(self) -> list[str]:
-        """Return the given options that describe a whole job."""
-        given = {name: value for name, value in vars(self).items() if name not in ("code", "name")}
-        return ["--env" if name == "variables" else f"--{name}" for name, v in given.items() if v is not None]
-
-
-def script_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that describe a script's job; the command gets them as `script`."""
-
-    @functools.wraps(command)
-    def with_script(*arguments: Any, **options: Any) -> Any:
-        own = {name: options.pop(name) for name in ScriptOptions.__dataclass_fields__}
-        return command(*arguments, script=ScriptOptions(**own), **options)
-
-    for option in reversed(_SCRIPT_OPTIONS):
-        with_script = option(with_script)
-    return with_script
-
-
-def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add FILE, -f, --set and the options for a script; the command gets them as `asked: AskedJobs`."""
-
-    @file_argument
-    @click.option(
-        "--set",
-        "assignments",
+job_options = gathered(
+    "source",
+    _read_source,
+    *FILE,
+    click.Option(
+        ["--set", "assignments"],
         multiple=True,
         metavar="FIELD=VALUE",
         help="Change a field of the job, such as spec.worker.replicas=4.",
-    )
-    @click.option(
-        "--smoke",
+    ),
+    click.Option(
+        ["--smoke"],
         is_flag=True,
         help="Try everything once, as the job NAME-smoke: a step, a checkpoint, a batch of each evaluation,"
         " the export.",
-    )
-    @script_options
-    @functools.wraps(command)
-    def with_asked(
-        *arguments: Any,
-        file: str,
-        assignments: tuple[str, ...],
-        smoke: bool,
-        script: ScriptOptions,
-        **options: Any,
-    ) -> Any:
-        asked = AskedJobs(file, script, assignments, options.pop(_ARGUMENTS, None), smoke=smoke)
-        return command(*arguments, asked=asked, **options)
-
-    return with_asked
+    ),
+    *_SCRIPT_OPTIONS.values(),
+)
+"""Adds FILE, -f, --set, --smoke and the options for a script; as `script_options`."""
 
 
 # The jobs that the command line describes.
 
 
-def root_of(script: str) -> Path:
-    """Return the folder in which a script runs: the current one, or its own if that is elsewhere.
-
-    On a cluster the code has the same place below the working directory.
-    """
-    folder = Path(os.path.abspath(script)).parent  # noqa: PTH100 - a link is where it lies
-    return Path() if folder.is_relative_to(Path.cwd()) else folder
-
-
 @dataclass(frozen=True)
-class AskedJobs:
+class JobSource:
     """A file or script, with what the command line says about it.
 
     Attributes:
         file: its name, `-` for the standard input.
         script: the options for scripts.
+        given: those of them that are on the command line.
         assignments: the fields to set.
         arguments: of the program; None for those of the file.
-        smoke: a smoke test is asked for.
+        smoke: whether it is to be a smoke test.
     """
 
     file: str
-    script: ScriptOptions
+    script: ScriptJob
+    given: tuple[str, ...]
     assignments: tuple[str, ...] = ()
     arguments: tuple[str, ...] | None = None
     smoke: bool = False
@@ -236,8 +180,15 @@ class AskedJobs:
 
     @property
     def folder(self) -> Path:
-        """The working directory of the commands, with which the code's paths begin."""
-        return root_of(self.file) if self.is_script else folder_of(self.file)
+        """The working directory of the commands, with which the code's paths begin.
+
+        A script runs in the current folder, or in its own if that is elsewhere. On a cluster the code has the
+        same place below the working directory.
+        """
+        if not self.is_script:
+            return Path() if self.file == STDIN else Path(self.file).parent
+        folder = Path(os.path.abspath(self.file)).parent  # noqa: PTH100 - a link is where it lies
+        return Path() if folder.is_relative_to(Path.cwd()) else folder
 
     def for_this_machine(self) -> Document:
         """Return the one job to run here.
@@ -246,10 +197,9 @@ class AskedJobs:
             UnreadableFile, RefusedFile, click.UsageError: it can't be read, or which one isn't clear.
         """
         if self.is_script:
-            path = os.environ.get("PYTHONPATH")
-            return self._tried(self._from_script(python_path=(path,) if path else ()))
-        self._refuse_script_options()
-        document = self._changed(choose(read_trainjobs(self.file), self.script.name, self.file))
+            document = self._from_script(python_path=os.environ.get("PYTHONPATH", ""))
+        else:
+            document = self._changed(choose(self._read(), self.script.name or None, self.file))
         config_map = value_at(document.raw, "spec", "code", "configMap")
         if config_map is not None:
             where = f"{document.source}:{document.line_of('spec.code')}"
@@ -262,29 +212,76 @@ class AskedJobs:
             )
         return self._tried(document)
 
-    def for_cluster(self, packed: Packed | None) -> tuple[Document, ...]:
-        """Return the jobs to create, all valid, with their code.
+    def for_cluster(self) -> tuple[tuple[Document, ...], Packed | None, tuple[str, ...]]:
+        """Return the jobs to create, all valid, the code that travels, and lines about it.
 
         Raises:
-            UnreadableFile, RefusedFile, click.UsageError: they can't be read, or are no valid jobs.
+            UnreadableFile, RefusedFile, click.UsageError: they can't be read, or are no valid jobs, or the
+                code can't travel.
         """
-        digits = secrets.token_hex(2)
+        # Packing is needed by few commands.
+        from trainjob.client.code import UnusableCode, collect, describe, pack  # noqa: PLC0415
+        from trainjob.client.submission import with_code  # noqa: PLC0415
+
+        self._check_for_cluster()
+        packed, notes = None, tuple[str, ...]()
+        if self.is_script or self.script.code:
+            script = Path(self.file) if self.is_script else None
+            skip = (self.folder / RUNS, Path(RUNS))
+            try:
+                code = collect(self.folder, self.script.code, script=script, skip=skip)
+                packed = pack(code.files)
+            except UnusableCode as unusable:
+                raise RefusedFile([str(unusable)]) from unusable
+            notes = (*code.notes, f"the code travels: {describe(code.files, packed)}")
         if self.is_script:
-            return (self._tried(self._from_script(packed), digits),)
-        self._refuse_script_options()
-        documents = read_trainjobs(self.file)
-        if self.script.name is not None:
-            documents = (choose(documents, self.script.name, self.file),)
-        documents = tuple(_with_code(self._changed(document), packed) for document in documents)
-        check_valid(documents)
-        return tuple(self._tried(document, digits) for document in documents)
+            documents: tuple[Document, ...] = (self._from_script(packed),)
+        else:
+            documents = self._read()
+            if self.script.name:
+                documents = (choose(documents, self.script.name, self.file),)
+            documents = tuple(map(self._changed, documents))
+            check_valid(documents)
+            if packed is not None:
+                documents = tuple(replace(each, raw=with_code(each.raw, packed)) for each in documents)
+        digits = secrets.token_hex(2)
+        return tuple(self._tried(document, digits) for document in documents), packed, notes
 
-    def check_for_cluster(self) -> None:
-        """Check what only a cluster needs of a script.
+    def build(self, python_path: str = "") -> dict[str, Any]:
+        """Return a script's TrainJob with the fields that --set sets.
+
+        Args:
+            python_path: folders for PYTHONPATH behind those of the code.
 
         Raises:
-            click.UsageError: there is no image or no output.
+            UnreadableFile, RefusedFile: it can't be read, or isn't valid.
         """
+        if not Path(self.file).is_file():
+            raise UnreadableFile(f"{self.file}: can't be read: there is no such file")
+        script, env = self.script, dict(self.script.env or {})
+        folders = [os.path.relpath(path, self.folder) for path in script.code if path.is_dir()]
+        if folders:
+            more = env.get("PYTHONPATH", python_path)
+            env["PYTHONPATH"] = ":".join([*folders, more] if more else folders)
+        raw = build_job(
+            replace(
+                script,
+                name=script.name or name_from(self.file),
+                command=("python", Path(os.path.relpath(self.file, self.folder)).as_posix()),
+                args=self.arguments or (),
+                evaluator=wants_evaluator(script.evaluator, Path(self.file).read_text(errors="replace")),
+                env=env,
+            )
+        )
+        self._assign(raw)
+        try:
+            parse_strictly(raw, needs_image=False)
+        except InvalidTrainJob as invalid:
+            raise RefusedFile(f"{self.file}: {error}" for error in invalid.errors) from invalid
+        return raw
+
+    def _check_for_cluster(self) -> None:
+        """Check what only a cluster needs of a script."""
         missing = []
         if self.script.image is None:
             missing.append(
@@ -299,76 +296,23 @@ class AskedJobs:
         if self.is_script and missing:
             raise click.UsageError("on a cluster a script needs\n  " + "\n  ".join(missing))
 
-    def pack(self) -> tuple[Packed | None, tuple[str, ...]]:
-        """Return the code that travels, if any does, and one line about each thing to know.
+    def _from_script(self, packed: Packed | None = None, python_path: str = "") -> Document:
+        raw = self.build(python_path)
+        if packed is not None:
+            from trainjob.client.submission import with_code  # noqa: PLC0415 - not for runs here
 
-        Raises:
-            RefusedFile: it can't travel.
-        """
-        # Packing is needed by few commands.
-        from trainjob.client.code import UnusableCode, collect, describe, pack  # noqa: PLC0415
-
-        if not self.is_script and not self.script.code:
-            return None, ()
-        script = Path(self.file) if self.is_script else None
-        try:
-            code = collect(
-                self.folder, self.script.code, script=script, skip=(self.folder / RUNS, Path(RUNS))
-            )
-            packed = pack(code.files)
-        except UnusableCode as unusable:
-            raise RefusedFile([str(unusable)]) from unusable
-        return packed, (*code.notes, f"the code travels: {describe(code.files, packed)}")
-
-    def script_job(self, python_path: tuple[str, ...] = ()) -> ScriptJob:
-        """Return the description of a script's job.
-
-        Args:
-            python_path: folders for PYTHONPATH behind those of the code.
-        """
-        if not Path(self.file).is_file():
-            raise UnreadableFile(f"{self.file}: can't be read: there is no such file")
-        options = self.script
-        program = os.path.relpath(self.file, self.folder)
-        variables = dict(options.variables or {})
-        folders = [os.path.relpath(path, self.folder) for path in options.code if path.is_dir()]
-        if folders:
-            more = [variables["PYTHONPATH"]] if "PYTHONPATH" in variables else python_path
-            variables["PYTHONPATH"] = ":".join([*folders, *more])
-        job = ScriptJob(
-            name=options.name or name_from(self.file),
-            command=("python", Path(program).as_posix()),
-            args=self.arguments or (),
-            workers=options.workers or 1,
-            evaluator=wants_evaluator(options.evaluator, Path(self.file).read_text(errors="replace")),
-            gpus=options.gpus or 0,
-            image=options.image,
-            queue=options.queue,
-            env=variables,
-            cpu=options.cpu,
-            memory=options.memory,
-        )
-        return replace(job, output=options.output) if options.output else job
-
-    def build(self, job: ScriptJob) -> dict[str, Any]:
-        """Return a script's TrainJob with the fields that --set sets.
-
-        Raises:
-            RefusedFile: it isn't valid.
-        """
-        raw = build_job(job)
-        self._assign(raw)
-        try:
-            parse_strictly(raw, needs_image=False)
-        except InvalidTrainJob as invalid:
-            raise RefusedFile(f"{self.file}: {error}" for error in invalid.errors) from invalid
-        return raw
-
-    def _from_script(self, packed: Packed | None = None, python_path: tuple[str, ...] = ()) -> Document:
-        job = self.script_job(python_path)
-        raw = self.build(replace(job, code=_reference(job.name, packed)) if packed else job)
+            raw = with_code(raw, packed)
         # Lines in later messages are those of what --dry-run prints.
         return read_documents(print_job(raw), source=f"{self.file} (see --dry-run)")[0]
+
+    def _read(self) -> tuple[Document, ...]:
+        whole = [option for option in self.given if option not in ("--code", "--name")]
+        if whole:
+            raise click.UsageError(
+                f"{', '.join(whole)}: only for a script; {self.file} says this itself: change it there, or"
+                " with --set, such as --set spec.worker.replicas=4"
+            )
+        return read_trainjobs(self.file)
 
     def _tried(self, document: Document, digits: str = "") -> Document:
         if not self.smoke:
@@ -395,31 +339,10 @@ class AskedJobs:
             except InvalidOverride as invalid:
                 raise click.BadParameter(str(invalid), param_hint="--set") from invalid
 
-    def _refuse_script_options(self) -> None:
-        given = self.script.only_for_scripts
-        if given:
-            raise click.UsageError(
-                f"{', '.join(given)}: only for a script; {self.file} says this itself: change it there, or"
-                " with --set, such as --set spec.worker.replicas=4"
-            )
 
-
-def print_job(raw: dict[str, Any]) -> str:
-    """Return a job as YAML, as --dry-run prints it."""
-    return dump_yaml(raw, inline_depth=INLINE_DEPTH)
-
-
-def _with_code(document: Document, packed: Packed | None) -> Document:
-    if packed is None:
-        return document
-    code = _reference(str(value_at(document.raw, "metadata", "name")), packed)
-    return replace(document, raw={**document.raw, "spec": {**mapping_at(document.raw, "spec"), "code": code}})
-
-
-def _reference(job: str, packed: Packed) -> dict[str, str]:
-    from trainjob.client.submission import code_reference  # noqa: PLC0415 - only with code
-
-    return code_reference(job, packed)
+def print_job(raw: Mapping[str, Any]) -> str:
+    """Return a job as YAML, as --dry-run prints it; as in the examples, three levels are on one line."""
+    return dump_yaml(dict(raw), inline_depth=3)
 
 
 def _tensorflow_version() -> str:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainjob.api import Document
 from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, describe_exits, ends_quietly
-from trainjob.cli.logs import LogShowing
+from trainjob.cli.logs import follow_logs
 from trainjob.cli.options import Duration, cluster_options, namespace_of
 from trainjob.cli.screen import LogPrinter, ProgressLine
-from trainjob.cli.script_options import AskedJobs, WithArguments, job_options, print_job
+from trainjob.cli.script_options import JobSource, WithArguments, job_options, print_job
 from trainjob.cli.wait import wait_and_conclude
-from trainjob.client import submission
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import ClusterJob
 from trainjob.client.job_logs import Wanted
 from trainjob.client.problems import describe_refusal
-from trainjob.client.view import Outcome, read_job
+from trainjob.client.submission import AnotherJob
+from trainjob.client.submission import submit as create_job
+from trainjob.client.view import JobView, Outcome, read_job
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import ClusterError, RequestFailure
 
@@ -35,26 +35,6 @@ if TYPE_CHECKING:
 
 
 _MOST_FIELDS = 8
-
-
-async def describe_existing(
-    api: ApiClient, stored: dict[str, Any], manifest: Mapping[str, Any], file: str
-) -> tuple[str, ...]:
-    """Return the lines about a job that the same request has created; changes nothing."""
-    job = read_job(stored)
-    lines = [f"{job.name} exists already in namespace {job.namespace} ({job.state}), with the same request"]
-    if not manifest["spec"].get("code"):  # a job's code has a name of its own each time
-        try:
-            patch = {"spec": manifest["spec"]}
-            changed = await api.patch(TRAINJOBS, job.namespace, job.name, patch, dry_run=True)
-            lines += changes_told(changed_fields(stored.get("spec"), changed.get("spec")), file)
-        except ClusterError as refused:
-            if refused.failure.code == 0:
-                raise
-            lines += refusal_told(refused.failure, file)
-    if job.outcome is Outcome.FAILED:
-        lines.append(f"  to run it again: kubectl delete tj {job.name} -n {job.namespace}, then submit it")
-    return tuple(lines)
 
 
 def changes_told(fields: tuple[str, ...], file: str) -> Iterator[str]:
@@ -81,14 +61,6 @@ def changed_fields(before: Any, after: Any, path: str = "spec") -> tuple[str, ..
             p for key in keys for p in changed_fields(before.get(key), after.get(key), f"{path}.{key}")
         )
     return () if before == after else (path,)
-
-
-@dataclass(frozen=True)
-class _Submission:
-    document: Document
-    namespace: str
-    packed: Packed | None
-    name: str = ""
 
 
 _EXITS = {
@@ -127,7 +99,7 @@ _EXITS = {
 @cluster_options
 @ends_quietly
 def submit(
-    asked: AskedJobs,
+    source: JobSource,
     wait: bool,
     logs: bool,
     new: bool,
@@ -151,72 +123,80 @@ def submit(
         raise click.UsageError("--dry-run creates nothing that could be waited for")
     if timeout is not None and (logs or not wait):
         raise click.UsageError("--timeout limits --wait, and goes with nothing else")
-    asked.check_for_cluster()
-    packed, notes = asked.pack()
-    documents = asked.for_cluster(packed)
+    documents, packed, notes = source.for_cluster()
     if logs and len(documents) > 1:
-        raise click.UsageError(f"--logs follows one job, and {asked.file} holds {len(documents)}")
+        raise click.UsageError(f"--logs follows one job, and {source.file} holds {len(documents)}")
     for note in notes:
         click.echo(note, err=True)
-    if dry_run and asked.is_script:
+    if dry_run and source.is_script:
         click.echo(print_job(documents[0].raw), nl=False)
         return
 
     async def create(cluster: Connection) -> Exit:
-        jobs = [
-            _Submission(d, namespace_of(d, where.namespace, cluster.namespace), packed) for d in documents
-        ]
-        created = [await _create(cluster.api, job, asked, new=new, dry_run=dry_run) for job in jobs]
-        jobs, code = [job for job, _ in created], max(code for _, code in created)
+        api, jobs, code = cluster.api, list[tuple[str, str]](), Exit.GOOD
+        namespaces = [namespace_of(document, where.namespace, cluster.namespace) for document in documents]
+        for document, namespace in zip(documents, namespaces, strict=True):
+            stored = await _create(api, document, namespace, packed, source, new=new, dry_run=dry_run)
+            if stored is None or stored.outcome is Outcome.FAILED:
+                code = Exit.FAILED
+            else:
+                jobs.append((namespace, stored.name))
         if code is Exit.GOOD and logs:
-            return await _follow(cluster.api, jobs[0])
+            return await follow_logs(ClusterJob(api, *jobs[0]), LogPrinter(), Wanted())
         if code is Exit.GOOD and wait:
-            return max([await _wait(cluster.api, job, timeout) for job in jobs])
+            for job in jobs:
+                progress = ProgressLine()
+                handle = ClusterJob(api, *job, progress.problem)
+                code = max(code, await wait_and_conclude(handle, timeout, progress))
         return code
 
     sys.exit(where.run(create))
 
 
 async def _create(
-    api: ApiClient, job: _Submission, asked: AskedJobs, *, new: bool, dry_run: bool
-) -> tuple[_Submission, Exit]:
-    """Create the job or find it; return it under the name that it has, and what to exit with."""
-    raw = job.document.raw
+    api: ApiClient,
+    document: Document,
+    namespace: str,
+    packed: Packed | None,
+    source: JobSource,
+    *,
+    new: bool,
+    dry_run: bool,
+) -> JobView | None:
+    """Create the job, or find the one that the same request has created; None if neither is possible."""
     try:
-        stored, is_new = await submission.submit_once(
-            api, job.namespace, raw, job.packed, new=new, dry_run=dry_run
-        )
-    except submission.AnotherJob as other:
-        name = "--name NAME" if asked.is_script else "--set metadata.name=NAME"
+        stored, is_new = await create_job(api, namespace, document.raw, packed, new=new, dry_run=dry_run)
+    except AnotherJob as other:
+        name = "--name NAME" if source.is_script else "--set metadata.name=NAME"
         click.echo(
-            f"{other}; start over: trainjob delete {other.name} -n {job.namespace}, then submit it with "
+            f"{other}; start over: trainjob delete {other.name} -n {namespace}, then submit it with "
             f"--set spec.output.resume=Never; train it apart: {name}, or --new",
             err=True,
         )
+        return None
     except ClusterError as refused:
         is_about_job = refused.failure.resource == TRAINJOBS.plural
         if refused.failure.code not in (400, 413, 422) or not is_about_job:
             raise
-        for line in describe_refusal(refused.failure, job.document):
+        for line in describe_refusal(refused.failure, document):
             click.echo(line, err=True)
-    else:
-        view = read_job(stored)
-        if is_new:
-            click.echo(f"{view.name} {'could be' if dry_run else 'was'} created in namespace {job.namespace}")
-        else:
-            for line in await describe_existing(api, stored, raw, asked.file):
-                click.echo(line, err=True)
-        has_failed = view.outcome is Outcome.FAILED
-        return replace(job, name=view.name), Exit.FAILED if has_failed else Exit.GOOD
-    return job, Exit.FAILED
-
-
-async def _wait(api: ApiClient, job: _Submission, limit: float | None) -> Exit:
-    progress = ProgressLine()
-    handle = ClusterJob(api, job.namespace, job.name, progress.problem)
-    return await wait_and_conclude(handle, limit, progress)
-
-
-async def _follow(api: ApiClient, job: _Submission) -> Exit:
-    printer = LogPrinter()
-    return await LogShowing(api, job.namespace, job.name, wanted=Wanted(), printer=printer).follow()
+        return None
+    job = read_job(stored)
+    if is_new:
+        click.echo(f"{job.name} {'could be' if dry_run else 'was'} created in namespace {job.namespace}")
+        return job
+    lines = [f"{job.name} exists already in namespace {namespace} ({job.state}), with the same request"]
+    spec, file = document.raw["spec"], source.file
+    if not spec.get("code"):  # a job's code has a name of its own each time
+        try:
+            changed = await api.patch(TRAINJOBS, namespace, job.name, {"spec": spec}, dry_run=True)
+            lines += changes_told(changed_fields(stored.get("spec"), changed.get("spec")), file)
+        except ClusterError as refused:
+            if refused.failure.code == 0:
+                raise
+            lines += refusal_told(refused.failure, file)
+    if job.outcome is Outcome.FAILED:
+        lines.append(f"  to run it again: kubectl delete tj {job.name} -n {namespace}, then submit it")
+    for line in lines:
+        click.echo(line, err=True)
+    return job

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainjob.api import Document, TrainJob
-from trainjob.cli.documents import RefusedFile, UnreadableFile, read_valid_trainjobs
+from trainjob.cli.documents import RefusedFile, UnreadableFile, check_valid, read_trainjobs
 from trainjob.cli.ending import Exit, describe_exits, ends_quietly
 from trainjob.cli.options import cluster_options, file_arguments, namespace_of
 from trainjob.client.connection import ClusterOptions
@@ -46,7 +46,7 @@ def validate(files: tuple[str, ...], cluster: bool, where: ClusterOptions) -> No
     code = 0
     for file in files:
         try:
-            valid += read_valid_trainjobs(file)
+            valid += check_valid(read_trainjobs(file))
         except (RefusedFile, UnreadableFile) as problem:
             problem.show()
             code = max(code, problem.exit_code)

@@ -4,30 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import os
 import queue
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator
-from concurrent import futures
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def blocking(call: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return an asynchronous method as one of the synchronous class that has its object as `aio`."""
+
+    @functools.wraps(call)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(call(self.aio, *args, **kwargs))
+
+    return method
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine; Ctrl-C cancels it, and it cleans up."""
+
+    async def once() -> AsyncGenerator[T]:
+        yield await work
+
+    results = iterate(once())
+    try:
+        return next(results)
+    finally:
+        results.close()
+        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()  # Ctrl-C came first
+
+
+def iterate(items: AsyncGenerator[T]) -> Generator[T]:
+    """Yield the items of an asynchronous generator, which runs in one task from start to end."""
     loop, tasks = _loop(os.getpid()), list[asyncio.Task[Any] | None]()
+    received = queue.SimpleQueue[tuple[bool, T | None]]()
     is_cancelled, ended = threading.Event(), threading.Event()
 
-    async def until_end() -> T:
+    async def pump() -> None:
         tasks.append(asyncio.current_task())
         try:
-            if is_cancelled.is_set():
-                raise asyncio.CancelledError
-            return await work
+            async with aclosing(items):
+                if is_cancelled.is_set():
+                    return
+                async for item in items:
+                    received.put((True, item))
         finally:
-            work.close()
             ended.set()
 
     def cancel() -> None:
@@ -35,37 +63,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
 
     try:
-        future = asyncio.run_coroutine_threadsafe(until_end(), loop)
-        while not futures.wait([future], _NOTICE_SECONDS).done:
-            pass
-        return future.result()
-    except BaseException:
-        # Not through the future: Ctrl-C may come before there is one.
-        if not ended.is_set():
-            is_cancelled.set()
-            loop.call_soon_threadsafe(cancel)
-            ended.wait(_CLOSE_SECONDS)
-        raise
-
-
-def iterate(items: AsyncGenerator[T]) -> Generator[T]:
-    """Yield the items of an asynchronous generator, which runs in one task from start to end."""
-    received = queue.SimpleQueue[tuple[bool, T | BaseException | None]]()
-
-    started, ended = threading.Event(), threading.Event()
-
-    async def pump() -> None:
-        started.set()
-        try:
-            async with aclosing(items):
-                async for item in items:
-                    received.put((True, item))
-        finally:
-            ended.set()
-
-    future = asyncio.run_coroutine_threadsafe(pump(), _loop(os.getpid()))
-    future.add_done_callback(lambda _: received.put((False, None)))
-    try:
+        future = asyncio.run_coroutine_threadsafe(pump(), loop)
+        future.add_done_callback(lambda _: received.put((False, None)))
         while True:
             try:
                 is_item, item = received.get(timeout=_NOTICE_SECONDS)
@@ -76,7 +75,10 @@ def iterate(items: AsyncGenerator[T]) -> Generator[T]:
                 return
             yield item  # type: ignore[misc]
     finally:
-        if future.cancel() and started.is_set():
+        # Not through the future: Ctrl-C may come before there is one.
+        if not ended.is_set():
+            is_cancelled.set()
+            loop.call_soon_threadsafe(cancel)
             ended.wait(_CLOSE_SECONDS)  # its connections are closed then
 
 

@@ -117,7 +117,8 @@ async def measure_all_reduce(
     name, last = job["metadata"]["name"], ""
     async with ApiClient(access, user_agent="trainjob", timeout=_REQUEST_SECONDS) as api:
         try:
-            uid = (await submit(api, namespace, job))["metadata"]["uid"]
+            created, _ = await submit(api, namespace, job)
+            uid = created["metadata"]["uid"]
         except ClusterError as error:
             return Unknown(printable(describe_problem(error)))
         try:

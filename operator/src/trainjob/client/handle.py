@@ -5,78 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainjob.client.connection import ClusterOptions, connected
 from trainjob.client.job_logs import (
     LogFollowing,
+    Stamped,
     Wanted,
     lines_so_far,
     newest_pods,
     own_pods,
 )
-from trainjob.client.jobs import Reason, Waiting, find_job, follow, job_scope, missing_job, pods_of
+from trainjob.client.jobs import find_job, follow, job_scope, missing_job, pods_of
 from trainjob.client.presenter import describe_deletion
 from trainjob.client.problems import NoCluster, NoJob, describe_problem, explain, is_missing
 from trainjob.client.run_record import find_run
 from trainjob.client.view import JobView, read_job
-from trainjob.cluster.kube.informer import Failed, Seen
+from trainjob.cluster.kube.informer import Failed, Gone, Listed, Seen
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import ClusterError
 
 if TYPE_CHECKING:
-    from trainjob.client.pod_log import LogLine
+    from trainjob.client.runs import LocalJob
     from trainjob.cluster.kube.client import ApiClient
 
 
-class JobHandle(Protocol):
-    """One job. Every method may raise `ClusterProblem`; `NoJob` means that the job doesn't exist."""
-
-    @property
-    def name(self) -> str:
-        """Return the job's name."""
-
-    @property
-    def place(self) -> str:
-        """Return where it runs: `this machine`, or `namespace ml`."""
-
-    async def view(self) -> JobView:
-        """Return the job as it is now."""
-
-    def changes(self) -> AsyncGenerator[JobView]:
-        """Yield the job now and after each change, and end with the state in which it is over.
-
-        Raises:
-            NoJob: it doesn't exist, or was deleted before it was over.
-        """
-
-    def log_lines(
-        self, wanted: Wanted, *, follow: bool = False, tail: int | None = None
-    ) -> AsyncGenerator[tuple[str, str]]:
-        """Yield a replica's name and a line of its log.
-
-        Args:
-            wanted: requested replicas.
-            follow: continue until the job is over, through restarts.
-            tail: lines before the end to begin with, for each replica; None: from the first line.
-        """
-
-    async def patch(self, spec: Mapping[str, Any]) -> JobView:
-        """Merge this into the job's spec (a JSON merge patch), and return the changed job."""
-
-    async def delete(self) -> None:
-        """Stop the job and delete it; of a run on this machine, its folder too."""
-
-
-def _ignore(_problem: str) -> None:
-    """Do nothing."""
-
-
-# A job in a cluster.
-
-
 class ClusterJob:
-    """A job in a cluster.
+    """A job in a cluster; a run on this machine is a `LocalJob` with the same methods.
+
+    Every method may raise `ClusterProblem`; `NoJob` means that the job doesn't exist.
 
     Args:
         api: the API server that has it.
@@ -87,7 +44,7 @@ class ClusterJob:
     """
 
     def __init__(
-        self, api: ApiClient, namespace: str, name: str, on_problem: Callable[[str], None] = _ignore
+        self, api: ApiClient, namespace: str, name: str, on_problem: Callable[[str], None] = lambda _: None
     ) -> None:
         self.api, self.namespace, self.name = api, namespace, name
         self._on_problem = on_problem
@@ -98,62 +55,80 @@ class ClusterJob:
         return f"namespace {self.namespace}"
 
     async def view(self) -> JobView:
-        """See `JobHandle`."""
+        """Return the job as it is now."""
         with _explained():
             return read_job(await find_job(self.api, self.namespace, self.name))
 
     async def changes(self) -> AsyncGenerator[JobView]:
-        """See `JobHandle`."""
+        """Yield the job now and after each change, and end with the state in which it is over.
+
+        Raises:
+            NoJob: it doesn't exist, or was deleted before it was over.
+        """
         # Once, without retries: otherwise the wait for a wrong context would never end.
         await self.view()
-        waiting, scope = Waiting(), job_scope(self.namespace, self.name)
-        reason: Reason | None = None
+        last: JobView | None = None
         with _explained():
-            async with aclosing(follow(self.api, scope)) as changes:
+            async with aclosing(follow(self.api, job_scope(self.namespace, self.name))) as changes:
                 async for change in changes:
-                    reason = waiting.take(change)
-                    if isinstance(change, Failed):
-                        self._on_problem(f"{describe_problem(change.error)}; trying again")
-                    if reason is not None:
-                        break
-                    if isinstance(change, Seen) and waiting.job is not None:
-                        yield waiting.job
-            if reason is Reason.MISSING:
-                raise await missing_job(self.api, self.namespace, self.name)
-        if reason is Reason.OVER and waiting.job is not None:
-            yield waiting.job
-            return
-        raise NoJob(describe_deletion(self.name, waiting.job, replaced=reason is Reason.REPLACED))
+                    match change:
+                        case Failed(error):
+                            self._on_problem(f"{describe_problem(error)}; trying again")
+                        case Listed() if last is None:
+                            raise await missing_job(self.api, self.namespace, self.name)
+                        case Seen(manifest) | Gone(manifest):
+                            job, is_gone = read_job(manifest), isinstance(change, Gone)
+                            if last is not None and job.uid != last.uid:
+                                if is_gone:
+                                    continue
+                                raise NoJob(describe_deletion(self.name, last, replaced=True))
+                            last = job
+                            # The deletion event has the last state: the end may not have been reported.
+                            if is_gone and not job.is_over:
+                                raise NoJob(describe_deletion(self.name, job))
+                            yield job
+                            if job.is_over:
+                                return
 
     async def log_lines(
         self, wanted: Wanted, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[tuple[str, str]]:
-        """See `JobHandle`. Without `follow` the lines are in the order in which they were written."""
+        """Yield a replica's name and a line of its log.
+
+        Without `follow` the lines are in the order in which they were written.
+
+        Args:
+            wanted: requested replicas.
+            follow: continue until the job is over, through restarts.
+            tail: lines before the end to begin with, for each replica; None: from the first line.
+        """
         job = await self.view()
         with _explained():
-            lines = self._followed(job, wanted, tail) if follow else self._so_far(job, wanted, tail)
+            if follow:
+                lines = self._followed(job, wanted, tail)
+            else:
+                pods = own_pods(await pods_of(self.api, self.namespace, self.name), job.uid)
+                pods = newest_pods(pods, wanted)
+                lines = lines_so_far(self.api, pods, self.namespace, tail, self._on_problem)
             async with aclosing(lines):
                 async for replica, line in lines:
                     yield replica, line.text
 
-    async def _so_far(
-        self, job: JobView, wanted: Wanted, tail: int | None
-    ) -> AsyncGenerator[tuple[str, LogLine]]:
-        pods = newest_pods(own_pods(await pods_of(self.api, self.namespace, self.name), job.uid), wanted)
-        async with aclosing(lines_so_far(self.api, pods, self.namespace, tail, self._on_problem)) as lines:
-            async for line in lines:
-                yield line
-
-    async def _followed(
-        self, job: JobView, wanted: Wanted, tail: int | None
-    ) -> AsyncGenerator[tuple[str, LogLine]]:
-        queue = _LineQueue()
-        following = asyncio.ensure_future(LogFollowing(self.api, job, wanted, queue, tail).run())
-        following.add_done_callback(lambda _: queue.end())
+    async def _followed(self, job: JobView, wanted: Wanted, tail: int | None) -> AsyncGenerator[Stamped]:
+        queue = asyncio.Queue[Stamped | None]()
+        logs = LogFollowing(
+            self.api,
+            job,
+            wanted,
+            on_line=lambda replica, line: queue.put_nowait((replica, line)),
+            on_note=lambda _: None,  # `changes` has them
+            tail=tail,
+        )
+        following = asyncio.ensure_future(logs.run())
+        following.add_done_callback(lambda _: queue.put_nowait(None))
         try:
-            async with aclosing(queue.lines()) as lines:
-                async for line in lines:
-                    yield line
+            while (line := await queue.get()) is not None:
+                yield line
             last, is_deleted = await following
         finally:
             following.cancel()
@@ -162,7 +137,7 @@ class ClusterJob:
             raise NoJob(describe_deletion(self.name, last))
 
     async def patch(self, spec: Mapping[str, Any]) -> JobView:
-        """See `JobHandle`."""
+        """Merge this into the job's spec (a JSON merge patch), and return the changed job."""
         with _explained():
             try:
                 patched = await self.api.patch(TRAINJOBS, self.namespace, self.name, {"spec": dict(spec)})
@@ -173,30 +148,10 @@ class ClusterJob:
         return read_job(patched)
 
     async def delete(self) -> None:
-        """See `JobHandle`. A claim that the job doesn't own keeps the job's output."""
+        """Stop the job and delete it; a claim that the job doesn't own keeps its output."""
         job = await self.view()  # also for the suggestions, if it doesn't exist
         with _explained():
             await self.api.delete(TRAINJOBS, self.namespace, self.name, uid=job.uid)
-
-
-class _LineQueue:
-    """Takes the lines of `LogFollowing`; notes about the job are left to `changes`."""
-
-    def __init__(self) -> None:
-        self._queue = asyncio.Queue[tuple[str, "LogLine"] | None]()
-
-    def line(self, replica: str, line: LogLine) -> None:
-        self._queue.put_nowait((replica, line))
-
-    def note(self, text: str) -> None:
-        del text
-
-    def end(self) -> None:
-        self._queue.put_nowait(None)
-
-    async def lines(self) -> AsyncGenerator[tuple[str, LogLine]]:
-        while (line := await self._queue.get()) is not None:
-            yield line
 
 
 @contextmanager
@@ -211,12 +166,15 @@ def _explained() -> Iterator[None]:
 # Finding a job by its name.
 
 
+JobHandle: TypeAlias = "ClusterJob | LocalJob"
+
+
 @asynccontextmanager
 async def find_handle(
     name: str,
     where: ClusterOptions,
     *,
-    on_problem: Callable[[str], None] = _ignore,
+    on_problem: Callable[[str], None] = lambda _: None,
     certain: bool = False,
 ) -> AsyncIterator[JobHandle]:
     """Open the job of this name, for an `async with` block.

@@ -1,4 +1,4 @@
-"""A job as Python sees it: `Job`, with a synchronous call and its asynchronous twin for each thing to do."""
+"""A job as Python sees it: `AsyncJob`, and `Job` for code without `await`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from trainjob.client import background
 from trainjob.client.connection import ClusterOptions, connected, has_cluster
@@ -67,70 +67,96 @@ def _results(job: JobView) -> Results:
 
 
 class AsyncJob:
-    """The asynchronous twins of a job's calls, as `job.aio`: `await job.aio.wait()`.
+    """The asynchronous calls of a job, as `job.aio`: `await job.aio.wait()`."""
 
-    What each does, and its arguments, are those of `Job`.
-    """
+    def __init__(self, view: JobView, where: ClusterOptions) -> None:
+        self.name, self.latest = view.name, view
+        self._folder = Path(view.folder) if view.folder else None
+        self._where = replace(where, namespace=view.namespace)
 
-    def __init__(self, name: str, where: ClusterOptions, folder: Path | None = None) -> None:
-        self.name, self._where, self._folder = name, where, folder
-        self._uid = ""
-        self.latest: JobView | None = None
-        """The job when it was last looked at, for displays."""
-
-    @classmethod
     async def attach(
-        cls,
+        self,
         name: str,
         *,
         namespace: str | None = None,
         context: str | None = None,
         kubeconfig: str | None = None,
     ) -> Job:
-        """See `Job.attach`."""
+        """Return the job of this name.
+
+        Without options for a cluster it is the run on this machine, if there is one, else the job of the
+        kubeconfig's cluster.
+
+        Args:
+            name: of the job; of a run also its folder.
+            namespace: of the cluster; None for the kubeconfig's.
+            context: of the kubeconfig; None for the current one.
+            kubeconfig: a file; None for KUBECONFIG or ~/.kube/config.
+
+        Raises:
+            NoJob: there is none of that name; the message suggests others.
+        """
         from trainjob.client.handle import find_handle  # noqa: PLC0415 - imports much, and is needed late
 
         where = ClusterOptions(namespace, context, kubeconfig)
         async with find_handle(name, where) as handle:
-            view = await handle.view()
-            return known(_bind(handle, view, where), view)
+            return Job(await handle.view(), where)
 
-    @classmethod
     async def all(
-        cls, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
+        self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
     ) -> list[Job]:
-        """See `jobs`."""
+        """Return the runs on this machine, the latest first, and the jobs of the kubeconfig's namespace.
+
+        With one of the options only those of that cluster and namespace. Without, a cluster that doesn't
+        answer is left out, and a line on stderr says so. `await Job.aio.all()` is the same in asynchronous
+        code.
+
+        Raises:
+            NoCluster: the cluster can't be used.
+        """
         from trainjob.client.run_record import all_runs  # noqa: PLC0415 - as above
 
         where = ClusterOptions(namespace, context, kubeconfig)
         if where != ClusterOptions():
             return await _jobs_of(where)
-        here = [known(cls(run.name, where, run.folder), run.view) for run in all_runs()]
+        runs = [Job(run.view, where) for run in all_runs()]
         if not has_cluster(where):
-            return here
+            return runs
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                return here + await _jobs_of(where)
+                return runs + await _jobs_of(where)
         except (NoCluster, TimeoutError) as error:
             why = str(error) or f"it didn't answer within {_PATIENCE_SECONDS:g} s"
             _note(f"the cluster's jobs aren't listed: {why}")
-            return here
+            return runs
 
     async def status(self) -> TrainJobStatus:
-        """See `Job.status`."""
+        """Return what is known about it now, as `Job.status` has it."""
         return (await self._view()).status
 
     async def metrics(self) -> dict[str, float]:
-        """See `Job.metrics`."""
+        """Return the latest metrics, as `Job.metrics` has them."""
         return current_metrics(await self._view())
 
     async def history(self) -> History:
-        """See `Job.history`."""
+        """Return the metrics over the steps: `{"loss": {20: 0.7, 40: 0.5}, "val_loss": {40: 0.6}}`.
+
+        `pandas.DataFrame(job.history())` has a row for each step.
+
+        Of a job in a cluster they are read as by `model`.
+
+        Raises:
+            ClusterProblem: its output can't be read.
+        """
         async with self._output() as output:
             return await output.history()
 
     async def result(self) -> Any:
-        """See `Job.result`."""
+        """Return what the function has returned, as JSON has it.
+
+        Raises:
+            ClusterProblem: it has no result, or its output can't be read.
+        """
         from trainjob.client.output import NoSuchPath  # noqa: PLC0415 - as above
 
         try:
@@ -143,7 +169,15 @@ class AsyncJob:
             ) from None
 
     async def model(self, to: str | Path) -> Path:
-        """See `Job.model`."""
+        """Copy the trained model into the new folder `to`, and return its path.
+
+        `keras.saving.load_model(job.model("./model") / "model.keras")` loads it. In a cluster a pod that
+        lives as long as the call mounts the job's output read-only, and sends the files.
+
+        Raises:
+            ClusterProblem: it has left no model, or its output can't be read.
+            FileExistsError: the folder exists.
+        """
         async with self._output() as output:
             await output.model(Path(to))
         return Path(to)
@@ -151,21 +185,22 @@ class AsyncJob:
     async def logs(
         self, *, follow: bool = False, tail: int | None = None, replica: str | None = None
     ) -> AsyncGenerator[str]:
-        """See `Job.logs`."""
+        """Yield the lines of all replicas' logs, with the arguments of `Job.logs`."""
         from trainjob.client.job_logs import Wanted  # noqa: PLC0415 - as above
 
         role, _, index = (replica or "").rpartition("-")
         if replica and not (role and index.isdigit()):
             raise ValueError(f"{replica!r} is no replica: name one such as 'worker-0'")
         wanted = Wanted(role, int(index)) if replica else Wanted()
-        async with self._open() as handle:
-            lines = handle.log_lines(wanted, follow=follow, tail=tail)
-            async with aclosing(lines):
-                async for name, line in lines:
-                    yield line if replica else f"{name}: {line}"
+        async with (
+            self._open() as handle,
+            aclosing(handle.log_lines(wanted, follow=follow, tail=tail)) as lines,
+        ):
+            async for name, line in lines:
+                yield line if replica else f"{name}: {line}"
 
     async def wait(self, timeout: float | str | None = None) -> Job:  # noqa: ASYNC109 - also for one call alone
-        """See `Job.wait`."""
+        """Wait until the job is over, and return it; `Job.wait` has the errors."""
         display = _open_display(self)
         async with aclosing(self._changes(timeout)) as changes:
             async for view in changes:
@@ -173,19 +208,19 @@ class AsyncJob:
         return self._conclude()
 
     async def suspend(self) -> None:
-        """See `Job.suspend`."""
+        """Stop its training after a checkpoint, and give its machines back; `resume` continues from there."""
         await self._patch({"suspend": True})
 
     async def resume(self) -> None:
-        """See `Job.resume`."""
+        """Continue after `suspend`."""
         await self._patch({"suspend": False})
 
     async def scale(self, workers: int) -> None:
-        """See `Job.scale`."""
+        """Train with so many workers from now on, from the last checkpoint; the global batch stays."""
         await self._patch({"worker": {"replicas": workers}})
 
     async def delete(self) -> None:
-        """See `Job.delete`."""
+        """Stop and delete it; of a run on this machine, its folder too."""
         async with self._open() as handle:
             await handle.delete()
 
@@ -222,41 +257,41 @@ class AsyncJob:
 
     async def _view(self) -> JobView:
         async with self._open():
-            assert self.latest is not None  # noqa: S101 - just looked at
             return self.latest
 
     async def _changes(self, timeout: float | str | None) -> AsyncGenerator[JobView]:  # noqa: ASYNC109
         """Yield the job until it is over; raises TimeoutError."""
-        limit = _seconds(timeout)
+        seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
+        if seconds is None and timeout is not None:
+            raise ValueError(f"{timeout!r} is no time: write seconds, or 90s, 15m, 1h30m")
         loop = asyncio.get_running_loop()
-        until = None if limit is None else loop.time() + limit
+        until = None if seconds is None else loop.time() + seconds
         async with self._open() as handle, aclosing(handle.changes()) as changes:
             while True:
                 try:
                     async with asyncio.timeout_at(until):
                         view = await anext(changes, None)
                 except TimeoutError:
-                    state = describe_state(self.latest) if self.latest else "not seen yet"
+                    state = describe_state(self.latest)
                     raise TimeoutError(
                         f"{self.name} is not over after {timeout}; it continues ({state})"
                     ) from None
                 if view is None:
                     return
-                yield self._see(view)
+                self._see(view)
+                yield view
 
-    def _see(self, view: JobView) -> JobView:
-        if self._uid and view.uid and view.uid != self._uid:
+    def _see(self, view: JobView) -> None:
+        if self.latest.uid and view.uid and view.uid != self.latest.uid:
             raise NoJob(
                 f"{self.name} was deleted; another job of that name is there now: Job.attach({self.name!r})"
             )
-        self._uid = view.uid
         self.latest = view
-        return view
 
     def _conclude(self) -> Job:
-        if self.latest is None or self.latest.outcome is not Outcome.COMPLETE:
-            raise JobFailed(self.latest or JobView(name=self.name))
-        return Job(self)
+        if self.latest.outcome is not Outcome.COMPLETE:
+            raise JobFailed(self.latest)
+        return Job(self.latest, self._where)
 
     async def _patch(self, spec: dict[str, Any]) -> None:
         async with self._open() as handle:
@@ -266,21 +301,8 @@ class AsyncJob:
     async def _output(self) -> AsyncIterator[Output]:
         from trainjob.client.output import open_output  # noqa: PLC0415 - as above
 
-        async with self._open() as handle:
-            assert self.latest is not None  # noqa: S101 - just looked at
-            async with open_output(handle, self.latest, _note) as output:
-                yield output
-
-
-class _Twins:
-    """`Job.aio` is the class with the calls that need no job; `job.aio` has those of one job."""
-
-    @overload
-    def __get__(self, job: None, owner: type[Job]) -> type[AsyncJob]: ...
-    @overload
-    def __get__(self, job: Job, owner: type[Job]) -> AsyncJob: ...
-    def __get__(self, job: Job | None, owner: type[Job]) -> AsyncJob | type[AsyncJob]:
-        return AsyncJob if job is None else job._aio
+        async with self._open() as handle, open_output(handle, self.latest, _note) as output:
+            yield output
 
 
 class Job:
@@ -298,49 +320,26 @@ class Job:
     used.
     """
 
-    aio = _Twins()
+    aio = AsyncJob(JobView(name=""), ClusterOptions())
+    """The asynchronous calls; those of the class itself need no job: `await Job.aio.attach("digits")`."""
 
-    def __init__(self, aio: AsyncJob) -> None:
-        self._aio = aio
+    def __init__(self, view: JobView, where: ClusterOptions) -> None:
+        self.aio = AsyncJob(view, where)
 
-    @classmethod
-    def attach(
-        cls,
-        name: str,
-        *,
-        namespace: str | None = None,
-        context: str | None = None,
-        kubeconfig: str | None = None,
-    ) -> Job:
-        """Return the job of this name.
-
-        Without options for a cluster it is the run on this machine, if there is one, else the job of the
-        kubeconfig's cluster.
-
-        Args:
-            name: of the job; of a run also its folder.
-            namespace: of the cluster; None for the kubeconfig's.
-            context: of the kubeconfig; None for the current one.
-            kubeconfig: a file; None for KUBECONFIG or ~/.kube/config.
-
-        Raises:
-            NoJob: there is none of that name; the message suggests others.
-        """
-        return background.run(
-            AsyncJob.attach(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
-        )
-
-    @classmethod
-    def all(
-        cls, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
-    ) -> list[Job]:
-        """Return all jobs: `jobs` is the same."""
-        return background.run(AsyncJob.all(namespace=namespace, context=context, kubeconfig=kubeconfig))
+    attach = classmethod(background.blocking(AsyncJob.attach))
+    all = classmethod(background.blocking(AsyncJob.all))
+    history = background.blocking(AsyncJob.history)
+    result = background.blocking(AsyncJob.result)
+    model = background.blocking(AsyncJob.model)
+    suspend = background.blocking(AsyncJob.suspend)
+    resume = background.blocking(AsyncJob.resume)
+    scale = background.blocking(AsyncJob.scale)
+    delete = background.blocking(AsyncJob.delete)
 
     @property
     def name(self) -> str:
         """Its name."""
-        return self._aio.name
+        return self.aio.name
 
     @property
     def status(self) -> TrainJobStatus:
@@ -348,44 +347,12 @@ class Job:
 
         The fields are those of a TrainJob's status, in Python's spelling: docs/reference/api.md.
         """
-        return background.run(self._aio.status())
+        return background.run(self.aio.status())
 
     @property
     def metrics(self) -> dict[str, float]:
         """The latest metrics: of training such as `loss`, of the evaluator such as `val_loss`."""
-        return background.run(self._aio.metrics())
-
-    def history(self) -> History:
-        """Return the metrics over the steps: `{"loss": {20: 0.7, 40: 0.5}, "val_loss": {40: 0.6}}`.
-
-        `pandas.DataFrame(job.history())` has a row for each step.
-
-        Of a job in a cluster they are read as by `model`.
-
-        Raises:
-            ClusterProblem: its output can't be read.
-        """
-        return background.run(self._aio.history())
-
-    def result(self) -> Any:
-        """Return what the function has returned, as JSON has it.
-
-        Raises:
-            ClusterProblem: it has no result, or its output can't be read.
-        """
-        return background.run(self._aio.result())
-
-    def model(self, to: str | Path) -> Path:
-        """Copy the trained model into the new folder `to`, and return its path.
-
-        `keras.saving.load_model(job.model("./model") / "model.keras")` loads it. In a cluster a pod that
-        lives as long as the call mounts the job's output read-only, and sends the files.
-
-        Raises:
-            ClusterProblem: it has left no model, or its output can't be read.
-            FileExistsError: the folder exists.
-        """
-        return background.run(self._aio.model(to))
+        return background.run(self.aio.metrics())
 
     def logs(
         self, *, follow: bool = False, tail: int | None = None, replica: str | None = None
@@ -398,7 +365,7 @@ class Job:
             replica: only of this one, such as `worker-0`; its name isn't put before each line.
         """
         with self._interruptible():
-            yield from background.iterate(self._aio.logs(follow=follow, tail=tail, replica=replica))
+            yield from background.iterate(self.aio.logs(follow=follow, tail=tail, replica=replica))
 
     def wait(self, timeout: float | str | None = None) -> Job:
         """Wait until the job is over, and return it.
@@ -414,50 +381,37 @@ class Job:
             TimeoutError: it isn't over yet.
         """
         with self._interruptible():  # also while it is shown: a cell's output takes its time
-            display = _open_display(self._aio)
-            for view in background.iterate(self._aio._changes(timeout)):
+            display = _open_display(self.aio)
+            for view in background.iterate(self.aio._changes(timeout)):
                 display.show(view)
-        return self._aio._conclude()
-
-    def suspend(self) -> None:
-        """Stop its training after a checkpoint, and give its machines back; `resume` continues from there."""
-        background.run(self._aio.suspend())
-
-    def resume(self) -> None:
-        """Continue after `suspend`."""
-        background.run(self._aio.resume())
-
-    def scale(self, workers: int) -> None:
-        """Train with so many workers from now on, from the last checkpoint; the global batch stays."""
-        background.run(self._aio.scale(workers))
-
-    def delete(self) -> None:
-        """Stop and delete it; of a run on this machine, its folder too."""
-        background.run(self._aio.delete())
+        return self.aio._conclude()
 
     def __repr__(self) -> str:
-        view = self._aio.latest
-        state = printable(describe_state(view)) if view else "not looked at yet"
-        return f"Job({self.name!r}, {self._aio.place}, {state})"
+        return f"Job({self.name!r}, {self.aio.place}, {printable(describe_state(self.aio.latest))})"
 
     def _repr_html_(self) -> str:
         """Return the job as a notebook shows it; never raises, since a display must not fail."""
         problem: tuple[str, ...] = ()
         try:
-            background.run(self._aio._view())
+            background.run(self.aio._view())
         except ClusterProblem as error:
             problem = (str(error),)
-        view = self._aio.latest or JobView(name=self.name)
-        return to_html(view, self._aio.place, _curve(view), problem)
+        return to_html(self.aio.latest, self.aio.place, _curve(self.aio.latest), problem)
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            _say_it_goes_on(self._aio)
+            again = f"Job.attach({self.name!r})"
+            _note(
+                f"{self.name} continues ({self.aio.place}): {again}.wait() waits for it again, "
+                f"{again}.delete() ends it"
+            )
             raise
 
+
+jobs = Job.all
 
 _PATIENCE_SECONDS = 3.0
 """For a cluster that wasn't asked for by an option, as `trainjob list` has it."""
@@ -468,35 +422,7 @@ async def _jobs_of(where: ClusterOptions) -> list[Job]:
 
     async with connected(where) as cluster:
         listed = await list_objects(cluster.api, job_scope(cluster.namespace))
-    found = replace(where, namespace=cluster.namespace)
-    views = [read_job(manifest) for manifest in listed.get("items") or ()]
-    return [known(AsyncJob(view.name, found), view) for view in views]
-
-
-def known(job: AsyncJob, view: JobView) -> Job:
-    """Return a job that was just looked at."""
-    job._see(view)
-    return Job(job)
-
-
-def _bind(handle: JobHandle, view: JobView, where: ClusterOptions) -> AsyncJob:
-    namespace = getattr(handle, "namespace", None)
-    folder = Path(view.folder) if view.folder else None
-    return AsyncJob(view.name, replace(where, namespace=namespace or where.namespace), folder)
-
-
-def jobs(
-    *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
-) -> list[Job]:
-    """Return the runs on this machine, the latest first, and the jobs of the kubeconfig's namespace.
-
-    With one of the options only those of that cluster and namespace. Without, a cluster that doesn't answer
-    is left out, and a line on stderr says so. `await Job.aio.all()` is the asynchronous twin.
-
-    Raises:
-        NoCluster: the cluster can't be used.
-    """
-    return Job.all(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    return [Job(read_job(manifest), where) for manifest in listed.get("items") or ()]
 
 
 # Displays, and notes on stderr.
@@ -506,28 +432,12 @@ def _open_display(job: AsyncJob) -> Display:
     return open_display(job.place, _curve(job.latest), time.monotonic)
 
 
-def _curve(view: JobView | None) -> dict[int, float]:
-    if view is None:
-        return {}
+def _curve(view: JobView) -> dict[int, float]:
     if view.folder:
         return read_history(Path(view.folder)).get("loss", {})
     step, loss = current_step(view), current_metrics(view).get("loss")
     return {step: loss} if step is not None and loss is not None else {}
 
 
-def _say_it_goes_on(job: AsyncJob) -> None:
-    again = f"Job.attach({job.name!r})"
-    _note(f"{job.name} continues ({job.place}): {again}.wait() waits for it again, {again}.delete() ends it")
-
-
 def _note(text: str) -> None:
     print(f"trainjob: {printable(text)}", file=sys.stderr, flush=True)
-
-
-def _seconds(timeout: float | str | None) -> float | None:
-    if not isinstance(timeout, str):
-        return timeout
-    seconds = parse_duration(timeout)
-    if seconds is None:
-        raise ValueError(f"{timeout!r} is no time: write seconds, or 90s, 15m, 1h30m")
-    return seconds

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainjob.client.jobs import follow, job_scope, pod_scope
 from trainjob.client.pod_log import LogLine, LogLost, LogSource, PodLog
@@ -119,9 +119,8 @@ def has_log(pod: Pod) -> bool:
 
 
 def _rank(pod: Pod) -> tuple[int, str, int]:
-    roles = ROLES
     role = pod.replica.role
-    return roles.index(role) if role in roles else len(roles), role, pod.replica.index
+    return ROLES.index(role) if role in ROLES else len(ROLES), role, pod.replica.index
 
 
 def _owner(manifest: Mapping[str, Any]) -> str | None:
@@ -207,16 +206,6 @@ def _listed(names: list[str]) -> str:
     return " and ".join(", ".join(names).rsplit(", ", maxsplit=1))
 
 
-class LogOutput(Protocol):
-    """Where lines of logs and notes about the job go; no method raises."""
-
-    def line(self, replica: str, line: LogLine) -> None:
-        """Take a line of a replica's log."""
-
-    def note(self, text: str) -> None:
-        """Take a sentence about the job."""
-
-
 # All logs of a running job: a task for each pod, one for the job and one for its pods.
 
 
@@ -227,14 +216,23 @@ class LogFollowing:
         api: the API server that has the job.
         job: as it is now.
         wanted: requested replicas.
-        printer: for lines and notes.
+        on_line: receives a replica's name and a line of its log.
+        on_note: receives a sentence about the job.
         tail: lines before the end to begin with, for pods that exist already.
     """
 
     def __init__(
-        self, api: ApiClient, job: JobView, wanted: Wanted, printer: LogOutput, tail: int | None = None
+        self,
+        api: ApiClient,
+        job: JobView,
+        wanted: Wanted,
+        *,
+        on_line: Callable[[str, LogLine], None],
+        on_note: Callable[[str], None],
+        tail: int | None,
     ) -> None:
-        self._api, self._job, self._printer, self._tail = api, job, printer, tail
+        self._api, self._job, self._tail = api, job, tail
+        self._on_line, self._on_note = on_line, on_note
         self._followed = FollowedPods(job.uid, wanted)
         self._is_over = self._is_deleted = False
         self._reading = 0
@@ -242,7 +240,7 @@ class LogFollowing:
         self._reported = ""
 
     async def run(self) -> tuple[JobView, bool]:
-        """Print until the job is over and all its logs have been read.
+        """Pass on lines until the job is over and all its logs have been read.
 
         Returns:
             The last known state of the job, and whether it was deleted before its end.
@@ -329,7 +327,7 @@ class LogFollowing:
 
     def _report(self, text: str) -> None:
         if text != self._reported:
-            self._printer.note(text)
+            self._on_note(text)
         self._reported = text
 
     async def _read(self, pod: Pod) -> None:
@@ -343,8 +341,8 @@ class LogFollowing:
         try:
             async with aclosing(log.lines()) as lines:
                 async for line in lines:
-                    self._printer.line(pod.replica.name, line)
+                    self._on_line(pod.replica.name, line)
         except LogLost as lost:
-            self._printer.note(f"the log of {pod.replica.title} can't be read to its end: {lost}")
+            self._on_note(f"the log of {pod.replica.title} can't be read to its end: {lost}")
         self._reading -= 1
         self._check_end()

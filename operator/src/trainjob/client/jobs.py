@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from trainjob.client.problems import NoJob, is_missing, is_passing, no_such_job
-from trainjob.client.view import JobView, read_job
 from trainjob.cluster.kube import informer
 from trainjob.cluster.kube.cache import version_of
 from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Scope, Seen, Timeouts
@@ -113,43 +111,3 @@ async def follow(
                     # Proxies often end long connections.
                     if error.failure.verb and (error.failure.verb != "watch" or failures > 1):
                         yield change
-
-
-# Waiting for the end of a job.
-
-
-class Reason(Enum):
-    """Why the waiting is over."""
-
-    OVER = "the job is over"
-    DELETED = "the job was deleted"
-    REPLACED = "another job of that name is there"
-    MISSING = "there is no such job"
-
-
-class Waiting:
-    """Decides after each change whether the waiting is over."""
-
-    def __init__(self) -> None:
-        self.job: JobView | None = None
-
-    def take(self, change: Change) -> Reason | None:
-        """Return why the waiting is over, or None when it isn't."""
-        if isinstance(change, Seen):
-            return self._see(read_job(change.manifest))
-        if isinstance(change, Gone):
-            # The deletion event has the last state: the end of the job may not have been reported before.
-            last = read_job(change.manifest)
-            if self.job is not None and last.uid != self.job.uid:
-                return None
-            self.job = last
-            return Reason.OVER if last.is_over else Reason.DELETED
-        if isinstance(change, Listed) and self.job is None:
-            return Reason.MISSING
-        return None
-
-    def _see(self, job: JobView) -> Reason | None:
-        if self.job is not None and job.uid != self.job.uid:
-            return Reason.REPLACED
-        self.job = job
-        return Reason.OVER if job.is_over else None

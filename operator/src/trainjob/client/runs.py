@@ -186,8 +186,8 @@ def remove_leftovers() -> None:
 
 def _is_own_socket(path: Path) -> bool:
     """Return whether it is this user's: a record may lie where others can write."""
-    found = path.stat()
-    return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
+    facts = path.stat()
+    return stat.S_ISSOCK(facts.st_mode) and facts.st_uid == os.geteuid()
 
 
 class NotReached(Exception):
@@ -248,11 +248,10 @@ _POLL_SECONDS = 0.2
 
 def log_files(folder: Path, wanted: Wanted | None = None) -> dict[str, Path]:
     """Return the log files of the requested replicas in a run's folder, by replica, in order of roles."""
-    roles = ROLES
     found = {read_replica(path.stem): path for path in files_in(folder / "logs" / "replicas", "*.log")}
     shown = sorted(
         (each for each in found if each is not None and (wanted is None or wanted.takes(each))),
-        key=lambda each: (roles.index(each.role), each.index),
+        key=lambda each: (ROLES.index(each.role), each.index),
     )
     return {each.name: found[each] for each in shown}
 
@@ -324,7 +323,7 @@ _GOING_SECONDS = 60.0
 
 
 class LocalJob:
-    """A run on this machine.
+    """A run on this machine; `ClusterJob` has the same methods.
 
     Args:
         run: as it was found.
@@ -346,7 +345,7 @@ class LocalJob:
         return self._run.folder
 
     async def view(self) -> JobView:
-        """See `JobHandle`."""
+        """Return the job as it is now."""
         run = self._read_run()
         if run.is_running:
             with suppress(NotReached):
@@ -355,7 +354,7 @@ class LocalJob:
         return run.view
 
     async def changes(self) -> AsyncGenerator[JobView]:
-        """See `JobHandle`."""
+        """Yield the job now and after each change, and end with the state in which it is over."""
         last: JobView | None = None
         while True:
             try:
@@ -382,7 +381,7 @@ class LocalJob:
     async def log_lines(
         self, wanted: Wanted, *, follow: bool = False, tail: int | None = None, previous: bool = False
     ) -> AsyncGenerator[tuple[str, str]]:
-        """See `JobHandle`. One replica comes after the other; `previous`: the runs before in this folder."""
+        """Yield lines, one replica after the other; `previous`: those of the runs before in this folder."""
         run = self._read_run()
         files = dict[str, LogFile]()
         for replica, path in log_files(run.folder, wanted).items():
@@ -397,7 +396,12 @@ class LocalJob:
                     yield each
 
     async def _followed(self, files: dict[str, LogFile], wanted: Wanted) -> AsyncGenerator[tuple[str, str]]:
-        over = asyncio.ensure_future(self._until_over())
+        async def until_over() -> None:
+            async with aclosing(self.changes()) as changes:
+                async for _ in changes:
+                    pass
+
+        over = asyncio.ensure_future(until_over())
         try:
             while True:
                 is_over = over.done()
@@ -413,30 +417,27 @@ class LocalJob:
             await asyncio.gather(over, return_exceptions=True)
 
     async def patch(self, spec: Mapping[str, Any]) -> JobView:
-        """See `JobHandle`."""
+        """Merge this into the spec of the running job, and return the changed job."""
         run = self._read_run()
         if not run.is_running:
             raise ClusterProblem(f"{self.name} doesn't run any more: {describe_state(run.view)}")
-        return await self._request(run, {"verb": "patch", "spec": dict(spec)})
+        try:
+            return await self._ask(run, {"verb": "patch", "spec": dict(spec)})
+        except NotReached as error:
+            raise self._not_reached(run) from error
 
     async def delete(self) -> None:
-        """See `JobHandle`."""
-        run = self._read_run()
-        if run.is_running:
-            await self._stop(run)
-        await self._remove()
-
-    async def _stop(self, run: Run) -> None:
+        """Stop the run, and remove its folder."""
+        running = self._read_run()
         try:
-            async with _asked(run, {"verb": "delete"}) as responses:
-                await _read(responses)
-                with suppress(NotReached):
-                    await _read(responses, None)  # until the connection is closed
+            if running.is_running:
+                async with _asked(running, {"verb": "delete"}) as responses:
+                    await _read(responses)
+                    with suppress(NotReached):
+                        await _read(responses, None)  # until the connection is closed
         except NotReached as error:
             if self._read_run().is_running:
-                raise self._not_reached(run) from error
-
-    async def _remove(self) -> None:
+                raise self._not_reached(running) from error
         until = asyncio.get_running_loop().time() + _GOING_SECONDS
         while True:
             try:
@@ -453,23 +454,12 @@ class LocalJob:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _until_over(self) -> None:
-        async with aclosing(self.changes()) as changes:
-            async for _ in changes:
-                pass
-
     async def _ask(self, run: Run, request: Mapping[str, Any]) -> JobView:
         async with _asked(run, request) as responses:
             response = await _read(responses)
         if refused := response.get("refused"):
             raise ClusterProblem("\n".join(map(str, refused)))
         return _read_view(run, response)
-
-    async def _request(self, run: Run, request: Mapping[str, Any]) -> JobView:
-        try:
-            return await self._ask(run, request)
-        except NotReached as error:
-            raise self._not_reached(run) from error
 
     def _not_reached(self, run: Run) -> ClusterProblem:
         where = "" if run.is_here else f" on {run.record.host}"

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
 
 
-def code_reference(job: str, packed: Packed) -> dict[str, str]:
-    """Return `spec.code` of a job.
+def with_code(manifest: Mapping[str, Any], packed: Packed) -> dict[str, Any]:
+    """Return a TrainJob with `spec.code`, as `submit` expects it.
 
     The ConfigMap's name is used once: an earlier job's may still be there for a moment after its deletion.
     """
-    return {"configMap": f"{job}-code-{secrets.token_hex(4)}", "digest": packed.digest}
+    name, template = manifest["metadata"]["name"], manifest["spec"]["template"]
+    code = {"configMap": f"{name}-code-{secrets.token_hex(4)}", "digest": packed.digest}
+    rest = {field: value for field, value in manifest["spec"].items() if field != "template"}
+    return {**manifest, "spec": {**rest, "code": code, "template": template}}
 
 
 class AnotherJob(Exception):
@@ -46,7 +49,7 @@ class AnotherJob(Exception):
         )
 
 
-async def submit_once(
+async def submit(
     api: ApiClient,
     namespace: str,
     manifest: Mapping[str, Any],
@@ -57,90 +60,61 @@ async def submit_once(
 ) -> tuple[Manifest, bool]:
     """Create the job unless the same request has done so; return it as stored, and whether it is new.
 
-    Args:
-        api: as for `submit`.
-        namespace: as for `submit`.
-        manifest: as for `submit`.
-        packed: as for `submit`.
-        dry_run: as for `submit`.
-        new: where the job of that name was asked for something else, take the next name, such as `digits-2`.
-
-    Raises:
-        AnotherJob: the job of that name was asked for something else.
-        ClusterError: the job or its code was refused.
-    """
-    metadata = manifest["metadata"]
-    for number in count(1):
-        name = metadata["name"] if number == 1 else f"{metadata['name']}-{number}"
-        try:
-            named = {**manifest, "metadata": {**metadata, "name": name}}
-            return await submit(api, namespace, named, packed, dry_run=dry_run), True
-        except AlreadyExists as exists:
-            if exists.failure.resource != TRAINJOBS.plural:
-                raise
-        stored = await api.get(TRAINJOBS, namespace, name)
-        # A stored job can't be changed, so a longer training or other code is another job, too.
-        differences = compare(read_request(stored), read_request(manifest)).all
-        if not differences and not read_job(stored).deleting:
-            return stored, False
-        if not new:
-            raise AnotherJob(stored, differences)
-    raise AssertionError("there is always a next number")
-
-
-async def submit(
-    api: ApiClient,
-    namespace: str,
-    manifest: Mapping[str, Any],
-    packed: Packed | None = None,
-    *,
-    dry_run: bool = False,
-) -> Manifest:
-    """Create the job and then its code, which belongs to it; return the job as stored.
-
-    Without its code no pod starts, so the order doesn't matter to them. If the code can't be created, the job
-    is deleted again.
+    Its code is created after it, and belongs to it. Without its code no pod starts, so the order doesn't
+    matter to them. If the code can't be created, the job is deleted again.
 
     Args:
         api: the API server.
         namespace: of the job.
         manifest: the TrainJob; it stays as it is.
-        packed: its code; `spec.code` is added unless the job has it.
+        packed: its code, which `spec.code` names.
+        new: where the job of that name was asked for something else, take the next name, such as `digits-2`.
         dry_run: have the API server check the job, and create nothing.
 
     Raises:
+        AnotherJob: the job of that name was asked for something else.
         ClusterError: the job or its code was refused.
     """
     metadata = {**manifest["metadata"], "namespace": namespace}
-    spec = dict(manifest["spec"])
-    if packed is not None:
-        spec.setdefault("code", code_reference(metadata["name"], packed))
-    created = await api.create(TRAINJOBS, {**manifest, "metadata": metadata, "spec": spec}, dry_run=dry_run)
-    if packed is not None and not dry_run:
+    for number in count(1):
+        name = metadata["name"] if number == 1 else f"{metadata['name']}-{number}"
+        named = {**manifest, "metadata": {**metadata, "name": name}}
         try:
-            await api.create(CONFIG_MAPS, build_code(created, spec["code"]["configMap"], packed))
-        except BaseException:
-            with suppress(ClusterError):
-                uid = created["metadata"]["uid"]
-                await api.delete(TRAINJOBS, namespace, metadata["name"], uid=uid)
-            raise
-    return created
+            job = await api.create(TRAINJOBS, named, dry_run=dry_run)
+        except AlreadyExists:
+            job = await api.get(TRAINJOBS, namespace, name)
+            # A stored job can't be changed, so a longer training or other code is another job, too.
+            differences = compare(read_request(job), read_request(manifest)).all
+            if not differences and not read_job(job).deleting:
+                return job, False
+            if not new:
+                raise AnotherJob(job, differences) from None
+        else:
+            if packed is not None and not dry_run:
+                await _create_code(api, job, packed)
+            return job, True
+    raise AssertionError("there is always a next number")
 
 
-def build_code(job: Manifest, name: str, packed: Packed) -> Manifest:
-    """Return the ConfigMap with the code of a stored job, which is deleted together with it."""
-    owner = {key: job[key] for key in ("apiVersion", "kind")} | {
-        key: job["metadata"][key] for key in ("name", "uid")
-    }
-    return {
+async def _create_code(api: ApiClient, job: Manifest, packed: Packed) -> None:
+    metadata = job["metadata"]
+    owner = {key: job[key] for key in ("apiVersion", "kind")}
+    owner |= {key: metadata[key] for key in ("name", "uid")}
+    code = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
-            "name": name,
-            "namespace": job["metadata"]["namespace"],
-            "labels": job_labels(job["metadata"]["name"]),
+            "name": job["spec"]["code"]["configMap"],
+            "namespace": metadata["namespace"],
+            "labels": job_labels(metadata["name"]),
             "ownerReferences": [owner],
         },
         "immutable": True,
         "binaryData": {CODE: base64.b64encode(packed.archive).decode()},
     }
+    try:
+        await api.create(CONFIG_MAPS, code)
+    except BaseException:
+        with suppress(ClusterError):
+            await api.delete(TRAINJOBS, metadata["namespace"], metadata["name"], uid=metadata["uid"])
+        raise

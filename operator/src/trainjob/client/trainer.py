@@ -22,11 +22,10 @@ from typing import IO, TYPE_CHECKING, Any
 from trainjob.api import dump_yaml, parse
 from trainjob.client import background
 from trainjob.client.connection import ClusterOptions, connected
-from trainjob.client.job import AsyncJob, Job, known
-from trainjob.client.problems import ClusterProblem, explain
+from trainjob.client.job import Job
+from trainjob.client.problems import ClusterProblem
 from trainjob.core.names import FUNCTION
 from trainjob.core.script import (
-    LOCAL_OUTPUT,
     ScriptJob,
     build_job,
     build_smoke_test,
@@ -35,7 +34,6 @@ from trainjob.core.script import (
     wants_evaluator,
 )
 from trainjob.core.wording import printable
-from trainjob_trainer.contract.files import FUNCTION_FOLDER, FUNCTION_HEADER
 
 if TYPE_CHECKING:
     from trainjob.client.code import Packed
@@ -43,6 +41,81 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 """Where runs on this machine lie, below the working directory; `trainjob run` has the same."""
+
+
+class AsyncTrainer:
+    """The asynchronous twins of a trainer's calls, as `trainer.aio`."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    async def run(self, *, fresh: bool = False, smoke: bool = False, new: bool = False) -> Job:
+        """Train on this machine; arguments and errors are those of `Trainer.run`."""
+        return await (await self._start(fresh=fresh, smoke=smoke, new=new)).aio.wait()
+
+    async def submit(self, *, smoke: bool = False, new: bool = False) -> Job:
+        """Create the job in a cluster, unless it is there already, and return it at once.
+
+        Args:
+            new: create what differs from the job of that name as another job, such as `train-2`; without it
+                the variable TRAINJOB_NEW decides.
+            smoke: try everything once, as in `run`, as the job NAME-smoke-XXXX, which is deleted an hour
+                after its end; its output stays.
+
+        Raises:
+            ClusterProblem: the cluster refused it, or has another job of that name.
+            ValueError: a cluster needs more than was given, or the code can't travel.
+        """
+        from trainjob.client.submission import AnotherJob, submit  # noqa: PLC0415 - not for runs here
+        from trainjob.client.view import Outcome, read_job  # noqa: PLC0415 - as above
+
+        trainer = self._trainer
+        manifest, packed = trainer._pack()
+        if smoke:
+            manifest = build_smoke_test(manifest, parse(manifest).spec, secrets.token_hex(2))
+        new = new or os.environ.get("TRAINJOB_NEW", "").lower() in ("1", "true", "yes", "on")
+        async with connected(trainer._where) as cluster:
+            try:
+                job, _ = await submit(cluster.api, cluster.namespace, manifest, packed, new=new)
+            except AnotherJob as other:
+                raise ClusterProblem(
+                    f"{other}; start over: Job.attach({other.name!r}).delete(), then submit() with another "
+                    "output=...; train it apart: name=..., or submit(new=True)"
+                ) from other
+        view = read_job(job)
+        if view.outcome is Outcome.FAILED:
+            raise ClusterProblem(
+                f"{view.name} has failed before: Job.attach({view.name!r}) has the reason; delete() it, and "
+                "submit it again"
+            )
+        return Job(view, trainer._where)
+
+    async def _start(self, *, fresh: bool, smoke: bool, new: bool) -> Job:
+        """Start a run as a process of its own, and return it once it has a record.
+
+        Ctrl-C, and the end of this process, don't reach it: a notebook's kernel may be restarted meanwhile.
+        """
+        if fresh and smoke:
+            raise ValueError("smoke=True always starts over, beside the job: leave out fresh=True")
+        options = ["--plain", "--folder", str(RUNS)]
+        given = {"--fresh": fresh, "--smoke": smoke, "--new": new}
+        options += [name for name, is_given in given.items() if is_given]
+        # Its output would fill a pipe without a reader; a file without a name is gone with the process.
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        with log:
+            process, answer = await asyncio.to_thread(_spawn, options, self._trainer._local_manifest(), log)
+            try:
+                run = await _find_run(answer)
+            except asyncio.CancelledError:
+                process.terminate()  # Ctrl-C, before anybody knows of it
+                raise
+            if run is None:
+                log.seek(0)
+                words = printable(log.read().decode(errors="replace")).strip()
+                raise ClusterProblem(words or f"{self._trainer.name} can't run here")
+        if run.record.continued and run.record.pid == process.pid:
+            print(f"trainjob: {run.name}: {printable(run.record.continued)}", file=sys.stderr)
+        return Job(run.view, ClusterOptions())
 
 
 class Trainer:
@@ -108,8 +181,6 @@ class Trainer:
         self._train, self._kwargs, self._command = train, dict(kwargs or {}), tuple(command)
         self._script = Path(train) if isinstance(train, str | Path) else None
         self._check(command, args)
-        self._code = [Path(path) for path in (code if not isinstance(code, str | Path) else [code])]
-        self._output = parse_output(output) if output is not None else None
         self._where = ClusterOptions(namespace, context, kubeconfig)
         self._job = ScriptJob(
             name=name or self._find_name(),
@@ -119,11 +190,12 @@ class Trainer:
             evaluator=wants_evaluator(evaluator, self._source()),
             gpus=gpus,
             image=image,
-            output=self._output or LOCAL_OUTPUT,
+            output=parse_output(output) if output is not None else None,
             queue=queue,
             env={key: str(value) for key, value in (env or {}).items()},
             cpu=cpu,
             memory=memory,
+            code=[Path(path) for path in (code if not isinstance(code, str | Path) else [code])],
         )
         self.aio = AsyncTrainer(self)
         """The asynchronous twins: `await trainer.aio.run()`."""
@@ -158,20 +230,7 @@ class Trainer:
         """
         return background.run(self.aio._start(fresh=fresh, smoke=smoke, new=new)).wait()
 
-    def submit(self, *, smoke: bool = False, new: bool = False) -> Job:
-        """Create the job in a cluster, unless it is there already, and return it at once.
-
-        Args:
-            new: create what differs from the job of that name as another job, such as `train-2`; without it
-                the variable TRAINJOB_NEW decides.
-            smoke: try everything once, as in `run`, as the job NAME-smoke-XXXX, which is deleted an hour
-                after its end; its output stays.
-
-        Raises:
-            ClusterProblem: the cluster refused it, or has another job of that name.
-            ValueError: a cluster needs more than was given, or the code can't travel.
-        """
-        return background.run(self.aio.submit(smoke=smoke, new=new))
+    submit = background.blocking(AsyncTrainer.submit)
 
     def __repr__(self) -> str:
         return f"Trainer({self.name!r}, workers={self._job.workers})"
@@ -219,44 +278,35 @@ class Trainer:
         Raises:
             ValueError: a cluster needs more, or the code can't travel.
         """
-        if not self._job.image:
+        job = self._job
+        if not job.image:
             raise ValueError("image= is missing: name the image that has TensorFlow and your packages")
-        if self._output is None:
+        if job.output is None:
             raise ValueError("output= is missing: name where results go, such as 'claim:training'")
         from trainjob.client.code import UnusableCode, collect, pack  # noqa: PLC0415 - not for runs here
-        from trainjob.client.submission import code_reference  # noqa: PLC0415 - as above
+        from trainjob.client.submission import with_code  # noqa: PLC0415 - as above
 
-        job = self._job
         try:
-            files = (
-                collect(Path.cwd(), self._code, script=self._script, skip=[RUNS]).files
-                if self._travels
-                else {}
-            )
+            files = dict[str, bytes]()
+            if job.code or self._script is not None:
+                files = collect(Path.cwd(), job.code, script=self._script, skip=[RUNS]).files
             function = self._pack_function() if self._is_function else {}
             own = pack(files).digest if files and function else ""
             packed = pack(files | function) if files or function else None
         except UnusableCode as error:
             raise ValueError(str(error)) from error
-        if packed is not None:
-            job = replace(job, code=code_reference(job.name, packed))
-        if function:
-            return _function_job(replace(job, command=_function_command()), function, own), packed
-        return build_job(job), packed
+        manifest = _function_job(job, function, own=own) if function else build_job(job)
+        return (with_code(manifest, packed) if packed is not None else manifest), packed
 
     @property
     def _is_function(self) -> bool:
         return self._script is None and not self._command
 
-    @property
-    def _travels(self) -> bool:
-        return bool(self._code) or self._script is not None
-
     def _pack_function(self) -> dict[str, bytes]:
         from trainjob.client.function import pack_function  # noqa: PLC0415 - not for scripts
 
         assert callable(self._train)  # noqa: S101 - `_check` has seen to it
-        return pack_function(self._train, self._kwargs, as_files=self._code)
+        return pack_function(self._train, self._kwargs, as_files=self._job.code)
 
     def _local_manifest(self) -> dict[str, Any]:
         """Return the job for this machine, where scripts and modules lie already; a function is laid out."""
@@ -264,74 +314,7 @@ class Trainer:
             return build_job(self._job)
         function = self._pack_function()
         folder = lay_out(function, RUNS.absolute() / ".functions", self._job.name)
-        return _function_job(replace(self._job, command=_function_command(folder)), function)
-
-
-class AsyncTrainer:
-    """The asynchronous twins of a trainer's calls, as `trainer.aio`."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-
-    async def run(self, *, fresh: bool = False, smoke: bool = False, new: bool = False) -> Job:
-        """See `Trainer.run`."""
-        return await (await self._start(fresh=fresh, smoke=smoke, new=new)).aio.wait()
-
-    async def submit(self, *, smoke: bool = False, new: bool = False) -> Job:
-        """See `Trainer.submit`."""
-        from trainjob.client.submission import AnotherJob, submit_once  # noqa: PLC0415 - not for runs here
-        from trainjob.client.view import Outcome, read_job  # noqa: PLC0415 - as above
-        from trainjob.cluster.protocol import ClusterError  # noqa: PLC0415 - as above
-
-        trainer = self._trainer
-        manifest, packed = trainer._pack()
-        if smoke:
-            manifest = build_smoke_test(manifest, parse(manifest).spec, secrets.token_hex(2))
-        new = new or os.environ.get("TRAINJOB_NEW", "").lower() in ("1", "true", "yes", "on")
-        async with connected(trainer._where) as cluster:
-            try:
-                job, _ = await submit_once(cluster.api, cluster.namespace, manifest, packed, new=new)
-            except AnotherJob as other:
-                raise ClusterProblem(
-                    f"{other}; start over: Job.attach({other.name!r}).delete(), then submit() with another "
-                    "output=...; train it apart: name=..., or submit(new=True)"
-                ) from other
-            except ClusterError as error:
-                raise explain(error) from error
-        view = read_job(job)
-        if view.outcome is Outcome.FAILED:
-            raise ClusterProblem(
-                f"{view.name} has failed before: Job.attach({view.name!r}) has the reason; delete() it, and "
-                "submit it again"
-            )
-        return known(AsyncJob(view.name, replace(trainer._where, namespace=cluster.namespace)), view)
-
-    async def _start(self, *, fresh: bool, smoke: bool, new: bool) -> Job:
-        """Start a run as a process of its own, and return it once it has a record.
-
-        Ctrl-C, and the end of this process, don't reach it: a notebook's kernel may be restarted meanwhile.
-        """
-        if fresh and smoke:
-            raise ValueError("smoke=True always starts over, beside the job: leave out fresh=True")
-        options = ["--plain", "--folder", str(RUNS)]
-        given = {"--fresh": fresh, "--smoke": smoke, "--new": new}
-        options += [name for name, is_given in given.items() if is_given]
-        # Its output would fill a pipe without a reader; a file without a name is gone with the process.
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-        with log:
-            process, answer = await asyncio.to_thread(_spawn, options, self._trainer._local_manifest(), log)
-            try:
-                run = await _find_run(answer)
-            except asyncio.CancelledError:
-                process.terminate()  # Ctrl-C, before anybody knows of it
-                raise
-            if run is None:
-                log.seek(0)
-                words = printable(log.read().decode(errors="replace")).strip()
-                raise ClusterProblem(words or f"{self._trainer.name} can't run here")
-        if run.record.continued and run.record.pid == process.pid:
-            print(f"trainjob: {run.name}: {printable(run.record.continued)}", file=sys.stderr)
-        return known(AsyncJob(run.name, ClusterOptions(), run.folder), run.view)
+        return _function_job(self._job, function, folder)
 
 
 # A run on this machine: a process that does what `trainjob run` does.
@@ -379,22 +362,22 @@ async def _find_run(answer: IO[bytes]) -> Run | None:
     return read_run_folder(Path(os.fsdecode(folder))) if folder else None
 
 
-def _function_command(folder: Path | None = None) -> tuple[str, ...]:
-    from trainjob.client.function import COMMAND  # noqa: PLC0415 - not for scripts
-
-    return COMMAND if folder is None else (*COMMAND[:-1], str(folder / COMMAND[-1]))
-
-
-def _function_job(job: ScriptJob, files: Mapping[str, bytes], own: str = "") -> dict[str, Any]:
+def _function_job(
+    job: ScriptJob, files: Mapping[str, bytes], folder: Path = Path(), own: str = ""
+) -> dict[str, Any]:
     """Return the job of a packed function, which says what the function is: its bytes differ each time.
 
     Args:
         job: the function's.
         files: as they were packed.
+        folder: that has them.
         own: digest of the other files that travel with it.
     """
-    identity = {**json.loads(files[f"{FUNCTION_FOLDER}/{FUNCTION_HEADER}"])["identity"], "files": own}
-    manifest = build_job(job)
+    from trainjob.client.function import COMMAND  # noqa: PLC0415 - not for scripts
+
+    *words, header = COMMAND
+    identity = {**json.loads(files[header])["identity"], "files": own}
+    manifest = build_job(replace(job, command=(*words, str(folder / header))))
     manifest["metadata"]["annotations"] = {FUNCTION: json.dumps(identity, sort_keys=True)}
     return manifest
 

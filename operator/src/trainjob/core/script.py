@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 
 from trainjob.api import API_VERSION, KIND, TRAINER_CONTAINER, InvalidTrainJob, read_value
@@ -39,7 +39,7 @@ class InvalidOption(ValueError):
 def name_from(path: str) -> str:
     """Return a valid name for the job of a script: `Train_MNIST v2.py` becomes `train-mnist-v2`."""
     # Letters without their accents; those of other alphabets have no counterpart.
-    stem = unicodedata.normalize("NFKD", PurePath(path).stem).encode("ascii", "ignore").decode().lower()
+    stem = unicodedata.normalize("NFKD", Path(path).stem).encode("ascii", "ignore").decode().lower()
     name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")
     if not name[:1].isalpha():
         name = f"job-{name}".strip("-")
@@ -64,45 +64,67 @@ def parse_output(text: str) -> dict[str, Any]:
     raise InvalidOption(f"{text!r} is no output: give {_OUTPUTS}")
 
 
+def parse_variables(texts: Sequence[str]) -> dict[str, str]:
+    """Return the variables of several `NAME=VALUE`.
+
+    Raises:
+        InvalidOption: one is something else.
+    """
+    for text in texts:
+        if not text.partition("=")[0] or "=" not in text:
+            raise InvalidOption(f"{text!r} is not NAME=VALUE")
+    return dict(text.split("=", 1) for text in texts)
+
+
 # The TrainJob of a script.
 
 
 GPU = "nvidia.com/gpu"
 
 
+def _option(text: str, default: Any = None, **settings: Any) -> Any:
+    """Return a field that is an option of the command line, with its help."""
+    return field(default=default, metadata={"help": text, **settings})
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScriptJob:
-    """A job whose replicas all run one command.
+    """A job whose replicas all run one command; the options of `trainjob run` and `submit` are its fields.
 
     Attributes:
-        name: the job's.
         command: the program, such as `("python", "train.py")`; its paths are relative to the code.
         args: its arguments.
-        workers: how many replicas train.
-        evaluator: whether one more scores each checkpoint.
-        gpus: of each worker.
-        image: of the container; None for runs on this machine.
-        output: `spec.output`.
-        queue: the Kueue queue that admits the pods.
-        env: variables of the container.
-        cpu: processors that each replica requests, as Kubernetes writes them.
-        memory: what each replica requests and may use, as Kubernetes writes it.
-        code: `spec.code`, if the code travels in a ConfigMap.
+        evaluator: None for one.
+        output: `spec.output`; None for `LOCAL_OUTPUT`.
+        cpu, memory: as Kubernetes writes them; of the memory no more may be used.
     """
 
-    name: str
-    command: Sequence[str]
+    command: Sequence[str] = ()
     args: Sequence[str] = ()
-    workers: int = 1
-    evaluator: bool = True
-    gpus: int = 0
-    image: str | None = None
-    output: Mapping[str, Any] = field(default_factory=lambda: LOCAL_OUTPUT)
-    queue: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    cpu: str | None = None
-    memory: str | None = None
-    code: Mapping[str, str] | None = None
+    workers: int = _option("For a script: how many replicas train (1).", 1, minimum=1)
+    evaluator: bool | None = _option(
+        "For a script: whether one more replica scores each checkpoint (it does, but for Horovod)."
+    )
+    gpus: int = _option("For a script: GPUs of each worker (0).", 0, minimum=0)
+    cpu: str | None = _option("For a script: processors of each replica, such as 2.", metavar="QUANTITY")
+    memory: str | None = _option("For a script: memory of each replica, such as 4Gi.", metavar="QUANTITY")
+    image: str | None = _option("For a script: the image for a cluster, any one with TensorFlow.")
+    output: Mapping[str, Any] | None = _option(
+        "For a script: where results go: claim:NAME, size:10Gi or nfs:SERVER:/FOLDER.",
+        metavar="OUTPUT",
+        read=parse_output,
+    )
+    queue: str | None = _option("For a script: the Kueue queue that admits its pods.")
+    env: Mapping[str, str] | None = _option(
+        "For a script: a variable of its environment.", metavar="NAME=VALUE", read=parse_variables
+    )
+    code: Sequence[Path] = _option(
+        "A file or folder that travels to the cluster, as a script does with the Python files beside it;"
+        " folders are on PYTHONPATH.",
+        (),
+        metavar="PATH",
+    )
+    name: str = _option("The job's name for a script; of several TrainJobs in FILE, the one meant.", "")
 
 
 _IMPORTS_HOROVOD = re.compile(r"^[ \t]*(import|from)[ \t]+horovod\b", re.MULTILINE)
@@ -138,47 +160,32 @@ def build_job(job: ScriptJob) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": job.name}
     if job.queue:
         metadata["labels"] = {QUEUE_NAME: job.queue}
-    pod = {
-        "securityContext": {**restricted_pod(), "fsGroup": 1000},
-        "containers": [_container(job)],
+    requests = {key: value for key, value in (("cpu", job.cpu), ("memory", job.memory)) if value}
+    limits = {"memory": job.memory} if job.memory else {}
+    if job.gpus:
+        limits[GPU] = str(job.gpus)
+    container: dict[str, Any] = {
+        "name": TRAINER_CONTAINER,
+        "image": job.image,
+        "command": list(job.command),
+        "args": list(job.args),
+        "env": [{"name": name, "value": value} for name, value in (job.env or {}).items()],
+        "resources": {key: value for key, value in (("requests", requests), ("limits", limits)) if value},
     }
+    container = {key: value for key, value in container.items() if value}
+    container["securityContext"] = restricted_container()
+    pod = {"securityContext": {**restricted_pod(), "fsGroup": 1000}, "containers": [container]}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": metadata,
         "spec": {
             "worker": {"replicas": job.workers},
-            "evaluator": {"replicas": int(job.evaluator)},
-            "output": _copy(job.output),
-            **({"code": dict(job.code)} if job.code else {}),
+            "evaluator": {"replicas": 0 if job.evaluator is False else 1},
+            "output": deepcopy(dict(job.output or LOCAL_OUTPUT)),
             "template": {"spec": pod},
         },
     }
-
-
-def _container(job: ScriptJob) -> dict[str, Any]:
-    requests = {key: value for key, value in (("cpu", job.cpu), ("memory", job.memory)) if value}
-    limits = {"memory": job.memory} if job.memory else {}
-    if job.gpus:
-        limits[GPU] = str(job.gpus)
-    resources = {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
-    container: dict[str, Any] = {
-        "name": TRAINER_CONTAINER,
-        "image": job.image,
-        "command": list(job.command),
-        "args": list(job.args),
-        "env": [{"name": name, "value": value} for name, value in job.env.items()],
-        "resources": resources,
-    }
-    return {
-        **{key: value for key, value in container.items() if value},
-        "securityContext": restricted_container(),
-    }
-
-
-def _copy(value: Any) -> Any:
-    """Return a copy as plain dictionaries, since the default is shared."""
-    return {key: _copy(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 # Changes of a TrainJob: `--set FIELD=VALUE`, and arguments of the program.
