@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from support.cli.stored_jobs import stored_job
-from trainjob.client import handle
-from trainjob.client.handle import ClusterJob
+from trainjob.client import jobs
 from trainjob.client.problems import NoJob
 from trainjob.client.view import read_job
 from trainjob.cluster.kube.informer import Change, Gone, Listed, Seen
@@ -41,18 +40,15 @@ def test_when_the_waiting_is_over(
             yield change
         raise AssertionError("it waits on")
 
-    async def find_job(*_: Any) -> dict[str, Any]:
-        return stored_job()
-
     async def missing_job(*_: Any) -> NoJob:
         return NoJob("there is none")
 
-    for function in (follow, find_job, missing_job):
-        monkeypatch.setattr(handle, function.__name__, function)
+    monkeypatch.setattr(jobs, "follow", follow)
+    monkeypatch.setattr(jobs, "missing_job", missing_job)
     seen = list[str]()
 
     async def wait() -> None:
-        async for job in ClusterJob(None, "default", "digits").changes():  # type: ignore[arg-type]
+        async for job in jobs.follow_job(None, "default", "digits", print):  # type: ignore[arg-type]
             seen.append(job.state)
 
     if end is None:

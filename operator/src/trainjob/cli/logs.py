@@ -25,8 +25,7 @@ from trainjob.client.job_logs import (
     own_pods,
 )
 from trainjob.client.jobs import pods_of
-from trainjob.client.presenter import describe_deletion, describe_state
-from trainjob.client.problems import NoJob
+from trainjob.client.presenter import describe_state
 from trainjob.client.runs import LocalJob
 from trainjob.client.view import Outcome, why_no_log
 from trainjob.core.pods import Pod
@@ -43,10 +42,7 @@ async def follow_logs(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail
     following = LogFollowing(
         job.api, await job.view(), wanted, on_line=printer.line, on_note=printer.note, tail=tail
     )
-    last, deleted = await following.run()
-    if deleted:
-        raise NoJob(describe_deletion(job.name, last))
-    return conclude(last)
+    return conclude(await following.run())
 
 
 async def _show(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail: int | None) -> Exit:

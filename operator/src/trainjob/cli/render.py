@@ -4,8 +4,8 @@ import re
 
 import click
 
-from trainjob.api import Document, InvalidTrainJob, TrainJob
-from trainjob.cli.documents import RefusedFile, choose, dump_stream, read_trainjobs
+from trainjob.api import TrainJob
+from trainjob.cli.documents import check_valid, choose, dump_stream, read_trainjobs
 from trainjob.cli.ending import ends_quietly
 from trainjob.cli.options import file_argument
 from trainjob.cluster.agents import preview_source
@@ -25,19 +25,12 @@ def render(file: str, task: str | None, name: str | None) -> None:
     documents = read_trainjobs(file)
     if task is not None or name is not None:
         documents = (choose(documents, name, file),)
-    jobs = [_parse(document) for document in documents]
+    jobs = [document.parse() for document in check_valid(documents)]
     if task is not None:
         click.echo(build_tf_config(jobs[0], _replica(jobs[0], task)))
         return
     objects = [made for job in jobs for made in build_objects(job, preview_source(job.metadata))]
     click.echo(dump_stream(share_claims(o) if o["kind"] == "Pod" else o for o in objects), nl=False)
-
-
-def _parse(document: Document) -> TrainJob:
-    try:
-        return document.parse()
-    except InvalidTrainJob as invalid:
-        raise RefusedFile(str(error) for error in invalid.errors) from invalid
 
 
 def _replica(job: TrainJob, task: str) -> Replica:

@@ -16,12 +16,10 @@ from trainjob.client.job_logs import (
     newest_pods,
     own_pods,
 )
-from trainjob.client.jobs import find_job, follow, job_scope, missing_job, pods_of
-from trainjob.client.presenter import describe_deletion
-from trainjob.client.problems import NoCluster, NoJob, describe_problem, explain, is_missing
+from trainjob.client.jobs import find_job, follow_job, missing_job, pods_of
+from trainjob.client.problems import NoCluster, explain, is_missing
 from trainjob.client.run_record import find_run
 from trainjob.client.view import JobView, read_job
-from trainjob.cluster.kube.informer import Failed, Gone, Listed, Seen
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import ClusterError
 
@@ -67,28 +65,10 @@ class ClusterJob:
         """
         # Once, without retries: otherwise the wait for a wrong context would never end.
         await self.view()
-        last: JobView | None = None
         with _explained():
-            async with aclosing(follow(self.api, job_scope(self.namespace, self.name))) as changes:
-                async for change in changes:
-                    match change:
-                        case Failed(error):
-                            self._on_problem(f"{describe_problem(error)}; trying again")
-                        case Listed() if last is None:
-                            raise await missing_job(self.api, self.namespace, self.name)
-                        case Seen(manifest) | Gone(manifest):
-                            job, is_gone = read_job(manifest), isinstance(change, Gone)
-                            if last is not None and job.uid != last.uid:
-                                if is_gone:
-                                    continue
-                                raise NoJob(describe_deletion(self.name, last, replaced=True))
-                            last = job
-                            # The deletion event has the last state: the end may not have been reported.
-                            if is_gone and not job.is_over:
-                                raise NoJob(describe_deletion(self.name, job))
-                            yield job
-                            if job.is_over:
-                                return
+            async with aclosing(follow_job(self.api, self.namespace, self.name, self._on_problem)) as changes:
+                async for job in changes:
+                    yield job
 
     async def log_lines(
         self, wanted: Wanted, *, follow: bool = False, tail: int | None = None
@@ -129,12 +109,10 @@ class ClusterJob:
         try:
             while (line := await queue.get()) is not None:
                 yield line
-            last, is_deleted = await following
+            await following
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-        if is_deleted:
-            raise NoJob(describe_deletion(self.name, last))
 
     async def patch(self, spec: Mapping[str, Any]) -> JobView:
         """Merge this into the job's spec (a JSON merge patch), and return the changed job."""

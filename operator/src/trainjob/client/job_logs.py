@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainjob.client.jobs import follow, job_scope, pod_scope
+from trainjob.client.jobs import follow, follow_job, pod_scope
 from trainjob.client.pod_log import LogLine, LogLost, LogSource, PodLog
-from trainjob.client.presenter import describe_state
-from trainjob.client.problems import describe_problem
-from trainjob.client.view import JobView, read_job, why_no_log
-from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Seen
+from trainjob.client.presenter import describe_deletion, describe_state
+from trainjob.client.problems import NoJob
+from trainjob.client.view import JobView, why_no_log
+from trainjob.cluster.kube.informer import Change, Gone, Listed, Seen
 from trainjob.cluster.protocol import ClusterError
 from trainjob.core.names import Replica, is_training
 from trainjob.core.pods import Pod, PodState, read_pod
@@ -234,18 +234,17 @@ class LogFollowing:
         self._api, self._job, self._tail = api, job, tail
         self._on_line, self._on_note = on_line, on_note
         self._followed = FollowedPods(job.uid, wanted)
-        self._is_over = self._is_deleted = False
+        self._is_over = False
+        self._deletion: NoJob | None = None
         self._reading = 0
         self._done = asyncio.Event()
         self._reported = ""
 
-    async def run(self) -> tuple[JobView, bool]:
-        """Pass on lines until the job is over and all its logs have been read.
-
-        Returns:
-            The last known state of the job, and whether it was deleted before its end.
+    async def run(self) -> JobView:
+        """Pass on lines until the job is over and all its logs have been read, and return its last state.
 
         Raises:
+            NoJob: it was deleted before its end.
             ClusterError: a request failed permanently.
         """
         self._report_state(self._job)
@@ -260,7 +259,9 @@ class LogFollowing:
                     watch.cancel()
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None  # the others were cancelled for it
-        return self._job, self._is_deleted
+        if self._deletion is not None:
+            raise self._deletion
+        return self._job
 
     async def _watch_pods(self, group: asyncio.TaskGroup) -> None:
         async with aclosing(follow(self._api, pod_scope(self._job.namespace, self._job.name))) as changes:
@@ -283,31 +284,19 @@ class LogFollowing:
             self._report(f"waiting for {describe_waits(waits)}")
 
     async def _watch_job(self, group: asyncio.TaskGroup) -> None:
-        async with aclosing(follow(self._api, job_scope(self._job.namespace, self._job.name))) as changes:
-            async for change in changes:
-                if isinstance(change, Failed):
-                    self._report(f"{describe_problem(change.error)}; trying again")
-                if self._take_job(change):
-                    break
+        job = self._job
+        try:
+            async with aclosing(follow_job(self._api, job.namespace, job.name, self._report)) as changes:
+                async for job in changes:
+                    if job.uid != self._job.uid:
+                        raise NoJob(describe_deletion(job.name, self._job, replaced=True))
+                    self._job = job
+                    self._report_state(job)
+        except NoJob as deletion:
+            self._deletion = deletion
         await self._read_pods_again(group)
         self._is_over = True
         self._check_end()
-
-    def _take_job(self, change: Change) -> bool:
-        """Return whether the job is over or deleted."""
-        if not isinstance(change, Seen | Gone):
-            return False
-        job = read_job(change.manifest)
-        ours = job.uid == self._job.uid
-        if ours:
-            self._job = job  # the deletion event has the job's last state, too
-        if isinstance(change, Seen) and ours:
-            self._report_state(job)
-            return job.is_over
-        if ours or isinstance(change, Seen):  # another job of that name: ours was deleted
-            self._is_deleted = not self._job.is_over
-            return True
-        return False
 
     async def _read_pods_again(self, group: asyncio.TaskGroup) -> None:
         """List the pods once more, as their watch may lag behind the job's."""

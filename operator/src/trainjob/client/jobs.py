@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
-from trainjob.client.problems import NoJob, is_missing, is_passing, no_such_job
+from trainjob.client.presenter import describe_deletion
+from trainjob.client.problems import NoJob, describe_problem, is_missing, is_passing, no_such_job
+from trainjob.client.view import JobView, read_job
 from trainjob.cluster.kube import informer
 from trainjob.cluster.kube.cache import version_of
 from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Scope, Seen, Timeouts
@@ -111,3 +113,35 @@ async def follow(
                     # Proxies often end long connections.
                     if error.failure.verb and (error.failure.verb != "watch" or failures > 1):
                         yield change
+
+
+async def follow_job(
+    api: ApiClient, namespace: str, name: str, on_problem: Callable[[str], None]
+) -> AsyncGenerator[JobView]:
+    """Yield the job now and after each change, and end with the state in which it is over.
+
+    Raises:
+        NoJob: it doesn't exist, or was deleted or replaced before it was over.
+        ClusterError: as `follow`.
+    """
+    last: JobView | None = None
+    async with aclosing(follow(api, job_scope(namespace, name))) as changes:
+        async for change in changes:
+            match change:
+                case Failed(error):
+                    on_problem(f"{describe_problem(error)}; trying again")
+                case Listed() if last is None:
+                    raise await missing_job(api, namespace, name)
+                case Seen(manifest) | Gone(manifest):
+                    job, is_gone = read_job(manifest), isinstance(change, Gone)
+                    if last is not None and job.uid != last.uid:
+                        if is_gone:
+                            continue
+                        raise NoJob(describe_deletion(name, last, replaced=True))
+                    last = job
+                    # The deletion event has the last state: the end may not have been reported.
+                    if is_gone and not job.is_over:
+                        raise NoJob(describe_deletion(name, job))
+                    yield job
+                    if job.is_over:
+                        return
