@@ -157,29 +157,23 @@ def _with_name(document: Document) -> Document:
     return replace(document, raw={**document.raw, "metadata": {**metadata, "name": name}})
 
 
-def _refuse_other_kinds(file: str) -> None:
-    """Refuse what is mistaken for a job's file, by its name."""
-    if is_script(file):
-        raise RefusedFile(
-            [
-                f"{file} is a script, no file with a job: trainjob run {file} trains it here, and"
-                f" trainjob init {file} writes its job's file"
-            ]
-        )
-    if file.endswith(".ipynb"):
-        script = f"{file.removesuffix('.ipynb')}.py"
-        raise RefusedFile(
-            [
-                f"{file} is a notebook: train from a cell (from trainjob import Trainer), or turn it into a"
-                f" script: jupyter nbconvert --to script {file}, then trainjob run {script}"
-            ]
-        )
-
-
 def _content(file: str) -> bytes:
     if file == STDIN:
         return sys.stdin.buffer.read()
-    _refuse_other_kinds(file)
+    hint = ""
+    if is_script(file):
+        hint = (
+            f"{file} is a script, no file with a job: trainjob run {file} trains it here, and"
+            f" trainjob init {file} writes its job's file"
+        )
+    elif file.endswith(".ipynb"):
+        script = f"{file.removesuffix('.ipynb')}.py"
+        hint = (
+            f"{file} is a notebook: train from a cell (from trainjob import Trainer), or turn it into a"
+            f" script: jupyter nbconvert --to script {file}, then trainjob run {script}"
+        )
+    if hint:
+        raise RefusedFile([hint])
     try:
         return Path(file).read_bytes()
     except OSError as error:

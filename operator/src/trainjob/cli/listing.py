@@ -9,13 +9,12 @@ import click
 
 from trainjob.cli.ending import Exit, describe_exits, ends_quietly
 from trainjob.cli.options import cluster_options
-from trainjob.client.connection import ClusterOptions, connected, has_cluster
+from trainjob.client.connection import ClusterOptions, cluster_jobs
 from trainjob.client.page import cells_of, layout
 from trainjob.client.presenter import format_size
-from trainjob.client.problems import ClusterProblem, NoCluster
+from trainjob.client.problems import ClusterProblem
 from trainjob.client.run_record import all_runs
 from trainjob.client.runs import LocalJob, folder_size, shown_path
-from trainjob.client.view import JobView, read_job
 from trainjob.core.wording import short_duration
 
 _EXITS = {
@@ -24,9 +23,6 @@ _EXITS = {
     Exit.INTERRUPTED: "interrupted by Ctrl-C",
     Exit.NOBODY_READS: "nobody reads the output any more",
 }
-
-_PATIENCE_SECONDS = 3.0
-"""For a cluster that wasn't asked for by an option."""
 
 _TITLES = ("NAME", "STATE", "STEP", "SCORE", "AGE", "SIZE", "PLACE")
 
@@ -44,7 +40,7 @@ def list(all_namespaces: bool, where: ClusterOptions) -> None:  # noqa: A001 - t
     async def work() -> None:
         now = datetime.now(UTC)
         rows = [_TITLES, *await _runs(now)]
-        for job in await _jobs(where, all_namespaces=all_namespaces):
+        for job in await cluster_jobs(where, all_namespaces=all_namespaces):
             rows.append(_row(cells_of(job, now) | {"PLACE": f"namespace {job.namespace}"}))
         if len(rows) == 1:
             click.echo("there are no runs on this machine: start one with `trainjob run FILE`", err=True)
@@ -72,19 +68,3 @@ async def _runs(now: datetime) -> tuple[tuple[str, ...], ...]:
     return tuple(rows)
 
 
-async def _jobs(where: ClusterOptions, *, all_namespaces: bool) -> tuple[JobView, ...]:
-    is_asked_for = where != ClusterOptions() or all_namespaces
-    if not is_asked_for and not has_cluster(where):
-        return ()
-    from trainjob.client.jobs import job_scope, list_objects  # noqa: PLC0415 - slow, and only for a cluster
-
-    try:
-        async with asyncio.timeout(None if is_asked_for else _PATIENCE_SECONDS), connected(where) as cluster:
-            scope = job_scope(None if all_namespaces else cluster.namespace)
-            return tuple(map(read_job, (await list_objects(cluster.api, scope)).get("items") or ()))
-    except (NoCluster, TimeoutError) as error:
-        if is_asked_for:
-            raise
-        why = str(error) or f"it didn't answer within {_PATIENCE_SECONDS:g} s"
-        click.echo(f"trainjob: the cluster's jobs aren't shown: {why}", err=True)
-        return ()

@@ -1,13 +1,13 @@
 """`trainjob run`: a TrainJob as processes on this machine."""
 
 import asyncio
+import io
 import logging
 import os
 import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,7 +16,7 @@ from trainjob.cli.documents import STDIN, RefusedFile
 from trainjob.cli.ending import Exit
 from trainjob.cli.screen import Detail, LiveScreen, PlainScreen
 from trainjob.cli.script_options import RUNS, JobSource, WithArguments, job_options, print_job
-from trainjob.client.local_run import Ending, Interruption, RunRequest, Screen, run_here
+from trainjob.client.local_run import Interruption, RunRequest, Screen, run_here
 from trainjob.client.presenter import describe_end, describe_interruption
 from trainjob.client.view import Outcome
 from trainjob.cluster.local import CannotRunHere, LocalOptions
@@ -113,6 +113,17 @@ def run(
     if dry_run:
         click.echo(print_job(document.raw), nl=False)
         return
+    name = "--name NAME" if source.is_script else "--set metadata.name=NAME"
+    ways = f"start over: --fresh; train it apart: {name}, or --new"
+    if caller is not None:
+        ways = "start over: run(fresh=True); train it apart: name=..., or run(new=True)"
+
+    def begun(folder: Path) -> None:
+        """Tell Python code that has started this the run's folder; it may have ended."""
+        if caller is not None:
+            with suppress(OSError), os.fdopen(caller, "wb") as pipe:
+                pipe.write(os.fsencode(folder))
+
     request = RunRequest(
         job=document.raw,
         options=LocalOptions(
@@ -128,9 +139,12 @@ def run(
         resume=resume,
         smoke=source.smoke,
         new=new,
-        **_ways(source, caller),
+        ways=ways,
+        begun=begun,
     )
-    _make_output_lenient()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for what the terminal's encoding lacks
     try:
         code = asyncio.run(_run(request, detail or Detail.USUAL, plain=plain))
     except KeyboardInterrupt:
@@ -155,22 +169,6 @@ async def _run(request: RunRequest, detail: Detail, *, plain: bool) -> Exit:
             raise RefusedFile(cannot.lines) from cannot
         finally:
             screen.close()
-    return _conclude(ending)
-
-
-class _ScreenHandler(logging.Handler):
-    """Shows warnings as notes of the screen; on stderr they would break the live display."""
-
-    def __init__(self, screen: Screen) -> None:
-        super().__init__()
-        self._screen = screen
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Show one record."""
-        self._screen.note(self.format(record))
-
-
-def _conclude(ending: Ending) -> Exit:
     if ending.answer:
         _print((ending.answer,), err=False)
         return Exit.GOOD
@@ -185,6 +183,18 @@ def _conclude(ending: Ending) -> Exit:
     return Exit.GOOD if good else Exit.FAILED
 
 
+class _ScreenHandler(logging.Handler):
+    """Shows warnings as notes of the screen; on stderr they would break the live display."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
+        self._screen.note(self.format(record))
+
+
 def _print(lines: tuple[str, ...], *, err: bool) -> None:
     try:
         for line in lines:
@@ -192,19 +202,6 @@ def _print(lines: tuple[str, ...], *, err: bool) -> None:
     except OSError:
         # The reader is gone; without this Python reports it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _ways(source: JobSource, caller: int | None) -> dict[str, Any]:
-    """Return what to say about a request that differs, and how Python code gets to know the run's folder."""
-    if caller is None:
-        name = "--name NAME" if source.is_script else "--set metadata.name=NAME"
-        return {"ways": f"start over: --fresh; train it apart: {name}, or --new"}
-
-    def begun(folder: Path) -> None:
-        with suppress(OSError), os.fdopen(caller, "wb") as pipe:  # the caller may have ended
-            pipe.write(os.fsencode(folder))
-
-    return {"ways": "start over: run(fresh=True); train it apart: name=..., or run(new=True)", "begun": begun}
 
 
 def _continuing(arguments: list[str], *, new: bool) -> str:
@@ -231,11 +228,3 @@ def _volume(text: str) -> tuple[str, Path]:
     if not path.exists():
         raise click.BadParameter(f"there is no {folder}", param_hint="--volume")
     return name, path
-
-
-def _make_output_lenient() -> None:
-    """Escape characters that the terminal's encoding lacks, so that printing never fails."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="backslashreplace")

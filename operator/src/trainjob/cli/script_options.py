@@ -6,6 +6,7 @@ import dataclasses
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -349,8 +350,6 @@ def _tensorflow_version() -> str:
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only for a message
 
     for package in ("tensorflow", "tensorflow-cpu"):
-        try:
+        with suppress(PackageNotFoundError):
             return version(package)
-        except PackageNotFoundError:
-            continue
     return "latest"

@@ -65,7 +65,8 @@ def describe_size(job: TrainJob) -> str:
     """Return the job's size, such as `3 pods, 0 GPUs`."""
     counts = replica_counts(job.spec)
     gpus = sum(count * count_gpus(role_template(job.spec, role)) for role, count in counts.items())
-    return f"{_counted(sum(counts.values()), 'pod')}, {_counted(gpus, 'GPU')}"
+    pods = sum(counts.values())
+    return f"{pods} pod{'' if pods == 1 else 's'}, {gpus} GPU{'' if gpus == 1 else 's'}"
 
 
 def _ask(documents: list[Document], where: ClusterOptions, *, named: bool) -> int:
@@ -87,7 +88,3 @@ def _ask(documents: list[Document], where: ClusterOptions, *, named: bool) -> in
         return code
 
     return where.run(ask)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -7,7 +7,8 @@ import io
 import os
 import stat
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ _ADVICE = (
 )
 
 
-class UnusableCode(Exception):
+class UnusableCode(ValueError):
     """The files can't travel; the message says which and what to do."""
 
 
@@ -75,7 +76,7 @@ def collect(
     paths = tuple(paths)
     for path in paths:
         if path.is_dir():
-            walk.add_folder(path, _anything)
+            walk.add_folder(path, lambda _: True)
         else:
             walk.add_file(path)
     if script is not None:
@@ -87,10 +88,6 @@ def collect(
             f"{_listed(paths)}: no file in it travels: all are hidden or ignored (see .gitignore); name one"
         )
     return code
-
-
-def _anything(_: os.DirEntry[str]) -> bool:
-    return True
 
 
 def _is_python(entry: os.DirEntry[str]) -> bool:
@@ -220,22 +217,14 @@ class _Rules:
 
     def _spec(self, folder: Path) -> GitIgnoreSpec | None:
         if folder not in self._specs:
-            lines = [line for name in IGNORE_FILES for line in _lines(folder / name)]
-            self._specs[folder] = _parse(lines) if lines else None
+            from pathspec import GitIgnoreSpec  # noqa: PLC0415 - most commands pack nothing
+
+            lines = list[str]()
+            for name in IGNORE_FILES:
+                with suppress(OSError):
+                    lines += (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
+            self._specs[folder] = GitIgnoreSpec.from_lines(lines) if lines else None
         return self._specs[folder]
-
-
-def _parse(lines: list[str]) -> GitIgnoreSpec:
-    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - most commands pack nothing
-
-    return GitIgnoreSpec.from_lines(lines)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 # Packing.
@@ -320,12 +309,6 @@ def _kilobytes(size: int) -> str:
 
 
 def _listed(names: Iterable[object]) -> str:
-    return ", ".join(_first(map(str, names)))
-
-
-def _first(names: Iterator[str]) -> Iterator[str]:
-    for count, name in enumerate(names):
-        if count == _NAMED_IN_MESSAGES:
-            yield "..."
-            return
-        yield name
+    shown = list(map(str, names))
+    more = ["..."] if len(shown) > _NAMED_IN_MESSAGES else []
+    return ", ".join(shown[:_NAMED_IN_MESSAGES] + more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trainjob.client.problems import NoCluster, explain
 
 if TYPE_CHECKING:
+    from trainjob.client.view import JobView
     from trainjob.cluster.kube.client import ApiClient
     from trainjob.cluster.kube.config import Access
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 # about mistakes in files, don't wait for that.
 
 _USER_AGENT = "trainjob"
+_PATIENCE_SECONDS = 3.0
+"""For a cluster that no option asks for."""
 
 Result = TypeVar("Result")
 
@@ -78,6 +82,36 @@ async def connected(where: ClusterOptions) -> AsyncIterator[Connection]:
         raise NoCluster(str(error)) from error
     except ClusterError as error:
         raise explain(error) from error
+
+
+async def cluster_jobs(where: ClusterOptions, *, all_namespaces: bool = False) -> list[JobView]:
+    """Return the jobs of the cluster that the options select.
+
+    If none asks for a cluster, one that isn't there or doesn't answer in time has none; a line on stderr says
+    so.
+
+    Raises:
+        ClusterProblem: the cluster can't be used.
+    """
+    import asyncio  # noqa: PLC0415 - as above
+
+    from trainjob.client.jobs import job_scope, list_objects  # noqa: PLC0415
+    from trainjob.client.view import read_job  # noqa: PLC0415
+    from trainjob.core.wording import printable  # noqa: PLC0415
+
+    is_asked_for = where != ClusterOptions() or all_namespaces
+    if not is_asked_for and not has_cluster(where):
+        return []
+    try:
+        async with asyncio.timeout(None if is_asked_for else _PATIENCE_SECONDS), connected(where) as cluster:
+            scope = job_scope(None if all_namespaces else cluster.namespace)
+            return [read_job(item) for item in (await list_objects(cluster.api, scope)).get("items") or ()]
+    except (NoCluster, TimeoutError) as error:
+        if is_asked_for:
+            raise
+        why = str(error) or f"it didn't answer within {_PATIENCE_SECONDS:g} s"
+        print(f"trainjob: the cluster's jobs aren't listed: {printable(why)}", file=sys.stderr, flush=True)
+        return []
 
 
 def find_access(where: ClusterOptions, environ: Mapping[str, str] = os.environ) -> Access:

@@ -45,12 +45,8 @@ class ClusterJob:
         self, api: ApiClient, namespace: str, name: str, on_problem: Callable[[str], None] = lambda _: None
     ) -> None:
         self.api, self.namespace, self.name = api, namespace, name
+        self.place = f"namespace {namespace}"
         self._on_problem = on_problem
-
-    @property
-    def place(self) -> str:
-        """Return its namespace."""
-        return f"namespace {self.namespace}"
 
     async def view(self) -> JobView:
         """Return the job as it is now."""

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainjob.client import background
-from trainjob.client.connection import ClusterOptions, connected, has_cluster
+from trainjob.client.connection import ClusterOptions, cluster_jobs, connected
 from trainjob.client.history import History, read_history
 from trainjob.client.notebook import Display, open_display, to_html
-from trainjob.client.presenter import IN_PYTHON, Results, describe_end, describe_state, results_on_cluster
-from trainjob.client.problems import ClusterProblem, NoCluster, NoJob
-from trainjob.client.view import JobView, Outcome, current_metrics, current_step, read_job
+from trainjob.client.presenter import IN_PYTHON, describe_end, describe_state, results_of
+from trainjob.client.problems import ClusterProblem, NoJob
+from trainjob.client.view import JobView, Outcome, current_metrics, current_step
 from trainjob.core.wording import parse_duration, printable
 
 if TYPE_CHECKING:
@@ -51,19 +51,11 @@ class JobFailed(Exception):
         self.step = first.step if first else None
         self.exit_code = first.exit_code if first else None
         self.log = printable(first.log_tail) if first else ""
-        if job.outcome is Outcome.INTERRUPTED:
-            lines: tuple[str, ...] = (f"{job.name}: {describe_state(job)}",)
-        else:
-            lines = describe_end(job, _results(job))
+        lines: tuple[str, ...] = (f"{job.name}: {describe_state(job)}",)
+        if job.outcome is not Outcome.INTERRUPTED:
+            results = results_of(job)
+            lines = describe_end(job, replace(results, advice=IN_PYTHON) if job.folder else results)
         super().__init__("\n".join(map(printable, lines)))
-
-
-def _results(job: JobView) -> Results:
-    from trainjob.client.runs import results_in  # noqa: PLC0415 - imports much, and is needed late
-
-    if not job.folder:
-        return results_on_cluster(job)
-    return replace(results_in(Path(job.folder)), advice=IN_PYTHON)
 
 
 class AsyncJob:
@@ -73,6 +65,7 @@ class AsyncJob:
         self.name, self.latest = view.name, view
         self._folder = Path(view.folder) if view.folder else None
         self._where = replace(where, namespace=view.namespace)
+        self.place = "this machine" if view.folder else f"namespace {view.namespace}"
 
     async def attach(
         self,
@@ -117,18 +110,8 @@ class AsyncJob:
         from trainjob.client.run_record import all_runs  # noqa: PLC0415 - as above
 
         where = ClusterOptions(namespace, context, kubeconfig)
-        if where != ClusterOptions():
-            return await _jobs_of(where)
-        runs = [Job(run.view, where) for run in all_runs()]
-        if not has_cluster(where):
-            return runs
-        try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                return runs + await _jobs_of(where)
-        except (NoCluster, TimeoutError) as error:
-            why = str(error) or f"it didn't answer within {_PATIENCE_SECONDS:g} s"
-            _note(f"the cluster's jobs aren't listed: {why}")
-            return runs
+        runs = [run.view for run in all_runs()] if where == ClusterOptions() else []
+        return [Job(view, where) for view in runs + await cluster_jobs(where)]
 
     async def status(self) -> TrainJobStatus:
         """Return what is known about it now, as `Job.status` has it."""
@@ -225,11 +208,6 @@ class AsyncJob:
             await handle.delete()
 
     # What the calls share.
-
-    @property
-    def place(self) -> str:
-        """Where it runs: `this machine`, or `namespace ml`."""
-        return "this machine" if self._folder is not None else f"namespace {self._where.namespace}"
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[JobHandle]:
@@ -412,18 +390,6 @@ class Job:
 
 
 jobs = Job.all
-
-_PATIENCE_SECONDS = 3.0
-"""For a cluster that wasn't asked for by an option, as `trainjob list` has it."""
-
-
-async def _jobs_of(where: ClusterOptions) -> list[Job]:
-    from trainjob.client.jobs import job_scope, list_objects  # noqa: PLC0415 - as above
-
-    async with connected(where) as cluster:
-        listed = await list_objects(cluster.api, job_scope(cluster.namespace))
-    return [Job(read_job(manifest), where) for manifest in listed.get("items") or ()]
-
 
 # Displays, and notes on stderr.
 

@@ -178,12 +178,6 @@ def _private_folder() -> PrivateFolder:
 # The side of other processes.
 
 
-def remove_leftovers() -> None:
-    """Remove the sockets that killed runs have left."""
-    for parent in _parents():
-        remove_stale(parent)
-
-
 def _is_own_socket(path: Path) -> bool:
     """Return whether it is this user's: a record may lie where others can write."""
     facts = path.stat()
@@ -332,17 +326,7 @@ class LocalJob:
     place = "this machine"
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-
-    @property
-    def name(self) -> str:
-        """Return the name of its folder."""
-        return self._run.name
-
-    @property
-    def folder(self) -> Path:
-        """Return its output folder."""
-        return self._run.folder
+        self._run, self.name, self.folder = run, run.name, run.folder
 
     async def view(self) -> JobView:
         """Return the job as it is now."""
@@ -449,7 +433,8 @@ class LocalJob:
                 if not is_ending or asyncio.get_running_loop().time() > until:
                     raise ClusterProblem(str(cannot)) from cannot
             else:
-                remove_leftovers()
+                for parent in _parents():
+                    remove_stale(parent)  # sockets that killed runs have left
                 forget(self.folder)
                 return
             await asyncio.sleep(_POLL_SECONDS)

@@ -38,11 +38,8 @@ class AnotherJob(Exception):
     def __init__(self, stored: Manifest, differences: tuple[str, ...]) -> None:
         job = read_job(stored)
         self.name = job.name
-        why = (
-            "its deletion isn't over"
-            if job.deleting
-            else f"this is another request: {', '.join(differences)}"
-        )
+        request = f"this is another request: {', '.join(differences)}"
+        why = "its deletion isn't over" if job.deleting else request
         super().__init__(
             f"{job.name} exists already in namespace {job.namespace} ({job.state}), and {why}; nothing was "
             "created"

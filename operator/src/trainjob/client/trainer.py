@@ -98,8 +98,8 @@ class AsyncTrainer:
         if fresh and smoke:
             raise ValueError("smoke=True always starts over, beside the job: leave out fresh=True")
         options = ["--plain", "--folder", str(RUNS)]
-        given = {"--fresh": fresh, "--smoke": smoke, "--new": new}
-        options += [name for name, is_given in given.items() if is_given]
+        flags = {"--fresh": fresh, "--smoke": smoke, "--new": new}
+        options += [name for name, is_set in flags.items() if is_set]
         # Its output would fill a pipe without a reader; a file without a name is gone with the process.
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         with log:
@@ -283,18 +283,15 @@ class Trainer:
             raise ValueError("image= is missing: name the image that has TensorFlow and your packages")
         if job.output is None:
             raise ValueError("output= is missing: name where results go, such as 'claim:training'")
-        from trainjob.client.code import UnusableCode, collect, pack  # noqa: PLC0415 - not for runs here
+        from trainjob.client.code import collect, pack  # noqa: PLC0415 - not for runs here
         from trainjob.client.submission import with_code  # noqa: PLC0415 - as above
 
-        try:
-            files = dict[str, bytes]()
-            if job.code or self._script is not None:
-                files = collect(Path.cwd(), job.code, script=self._script, skip=[RUNS]).files
-            function = self._pack_function() if self._is_function else {}
-            own = pack(files).digest if files and function else ""
-            packed = pack(files | function) if files or function else None
-        except UnusableCode as error:
-            raise ValueError(str(error)) from error
+        files = dict[str, bytes]()
+        if job.code or self._script is not None:
+            files = collect(Path.cwd(), job.code, script=self._script, skip=[RUNS]).files
+        function = self._pack_function() if self._is_function else {}
+        own = pack(files).digest if files and function else ""
+        packed = pack(files | function) if files or function else None
         manifest = _function_job(job, function, own=own) if function else build_job(job)
         return (with_code(manifest, packed) if packed is not None else manifest), packed
 
