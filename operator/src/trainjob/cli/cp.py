@@ -38,11 +38,10 @@ class CopyProgress:
         self._shown_at = time.monotonic()
 
     def __call__(self, done: Copied, total: Copied) -> None:
-        """Show what is copied so far, such as `3 of 12 files, 1.5 of 20 MB`."""
+        """Take what is copied so far, and what there is."""
         if time.monotonic() - self._shown_at >= self._pause:
             self._shown_at = time.monotonic()
-            sizes = f"{format_size(done.size)} of {format_size(total.size)}"
-            self.note(f"{done.files} of {count_files(total)}, {sizes}")
+            self.note(describe_progress(done, total))
 
     def note(self, text: str) -> None:
         """Show a sentence."""
@@ -51,6 +50,11 @@ class CopyProgress:
     def clear(self) -> None:
         """Erase the line before other output."""
         self._line.clear()
+
+
+def describe_progress(done: Copied, total: Copied) -> str:
+    """Return `3 of 12 files, 1.5 of 20 MB`."""
+    return f"{done.files} of {count_files(total)}, {format_size(done.size)} of {format_size(total.size)}"
 
 
 def count_files(copied: Copied) -> str:

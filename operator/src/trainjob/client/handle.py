@@ -8,14 +8,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainjob.client.connection import ClusterOptions, connected
-from trainjob.client.job_logs import (
-    LogFollowing,
-    Stamped,
-    Wanted,
-    lines_so_far,
-    newest_pods,
-    own_pods,
-)
+from trainjob.client.job_logs import LogFollowing, Stamped, Wanted, lines_so_far, newest_pods, own_pods
 from trainjob.client.jobs import find_job, follow_job, missing_job, pods_of
 from trainjob.client.problems import NoCluster, explain, is_missing
 from trainjob.client.run_record import find_run
