@@ -94,9 +94,9 @@ def _script_option(field: dataclasses.Field[Any]) -> click.Option:
     elif field.type == "bool | None":
         flag += f"/--no-{field.name}"
     elif field.type == "Sequence[Path]":
-        settings |= {"multiple": True, "type": click.Path(path_type=Path)}
+        settings["type"] = click.Path(path_type=Path)
     if "read" in settings:
-        settings |= {"callback": reader(settings.pop("read")), "multiple": "str, str" in str(field.type)}
+        settings["callback"] = reader(settings.pop("read"))
     return click.Option([flag], **settings)
 
 

@@ -329,14 +329,8 @@ _DELETING = "stopping: `trainjob delete` was called for this run"
 class _Supervision:
     """Runs the controller on a local cluster, keeps a screen and a record up to date, and can be reached.
 
-    If the record can't be written, a note says so and the run continues.
-
-    Args:
-        cluster: a prepared cluster; `run` ends its processes, and leaves it to be closed.
-        screen: the display.
-        request: the run's.
-        asked: what is compared with later requests.
-        continued: see `RunRecord`.
+    If the record can't be written, a note says so and the run continues. `run` ends the processes of the
+    prepared cluster, and leaves it to be closed.
 
     Attributes:
         latest: the job, as it was shown last.

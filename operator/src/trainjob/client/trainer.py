@@ -364,11 +364,7 @@ def _function_job(
 ) -> dict[str, Any]:
     """Return the job of a packed function, which says what the function is: its bytes differ each time.
 
-    Args:
-        job: the function's.
-        files: as they were packed.
-        folder: that has them.
-        own: digest of the other files that travel with it.
+    The folder has the files; `own` is the digest of the other files that travel with it.
     """
     from trainjob.client.function import COMMAND  # noqa: PLC0415 - not for scripts
 

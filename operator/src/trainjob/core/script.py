@@ -116,13 +116,17 @@ class ScriptJob:
     )
     queue: str | None = _option("For a script: the Kueue queue that admits its pods.")
     env: Mapping[str, str] | None = _option(
-        "For a script: a variable of its environment.", metavar="NAME=VALUE", read=parse_variables
+        "For a script: a variable of its environment.",
+        metavar="NAME=VALUE",
+        multiple=True,
+        read=parse_variables,
     )
     code: Sequence[Path] = _option(
         "A file or folder that travels to the cluster, as a script does with the Python files beside it;"
         " folders are on PYTHONPATH.",
         (),
         metavar="PATH",
+        multiple=True,
     )
     name: str = _option("The job's name for a script; of several TrainJobs in FILE, the one meant.", "")
 
