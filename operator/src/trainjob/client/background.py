@@ -61,6 +61,8 @@ def iterate(items: AsyncGenerator[T]) -> Generator[T]:
     def cancel() -> None:
         for task in filter(None, tasks):
             task.cancel()
+        if not tasks:
+            ended.set()  # it hasn't begun, and does nothing any more
 
     try:
         future = asyncio.run_coroutine_threadsafe(pump(), loop)
