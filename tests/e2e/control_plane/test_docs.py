@@ -81,9 +81,6 @@ BEFORE = {
     " --resource=pods; kubectl create clusterrolebinding {1} --clusterrole={1} --user=nobody",
     r"kubectl .* create secret generic": "kubectl -n trainjob-system create secret generic old-agent-key"
     " --from-literal=key=0123",
-    r"kubectl label pvc (\S+)": "echo"
-    ' "{{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: {1}}}, spec: {{accessModes:'
-    ' [ReadWriteMany], resources: {{requests: {{storage: 1Gi}}}}}}}}" | kubectl apply -f -',
     r"kubectl (?:taint nodes|describe node) (\S+)": "echo"
     ' "{{apiVersion: v1, kind: Node, metadata: {{name: {1}}}}}" | kubectl apply -f -',
 }

@@ -66,5 +66,3 @@ async def _runs(now: datetime) -> tuple[tuple[str, ...], ...]:
         own = {"AGE": short_duration(now - run.record.began), "SIZE": size, "PLACE": shown_path(run.folder)}
         rows.append(_row(cells_of(view) | own))
     return tuple(rows)
-
-

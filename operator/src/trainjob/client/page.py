@@ -256,7 +256,7 @@ def build_page(
         if is_here
         else ("namespace", job.namespace),
         ("time", "; ".join(_ages(job, now)) if now is not None else ""),
-        ("workers", f"{workers} ready" if workers and not is_here else ""),
+        ("workers", workers and f"{workers}{'' if job.is_over else ' ready'}" if not is_here else ""),
         ("progress", describe_figures(job, left)),
         *(() if job.is_over else _warnings(job)),
         ("checkpoint", f"step {saved}{path and f' in {path}'}" if saved is not None else path),
@@ -274,7 +274,7 @@ def build_page(
     training = (
         *training_phrases(job, figures, left, "/"),
         f"saved at {saved}" if saved is not None else "",
-        f"{workers} workers ready" if workers and not is_here else "",
+        f"{workers} workers ready" if workers and not (is_here or job.is_over) else "",
     )
     if job.replicas:
         replicas = _replica_rows(job, history, results.logs if results is not None else {}, grouped=grouped)
