@@ -9,6 +9,7 @@ import pytest
 
 from script_shapes.shapes import SHAPES, Shape
 from support.trainer.plain import Ended, run_alone, run_job
+from trainjob_trainer.contract.exits import ExitCode
 
 HERE = Path(__file__).parent
 MOST_ATTEMPTS = 2
@@ -54,7 +55,12 @@ def test_a_script_says_what_one_process_says(shape: Shape, tmp_path: Path) -> No
         logs = "\n".join(
             f"{number}: {one.log}" for number, each in enumerate(attempts) for one in each.values()
         )
-        assert attempts[-1]["worker-0"].code == shape.code, logs
+        codes = {one.code for one in attempts[-1].values()}
+        if shape.code and "os._exit(" in shape.script:
+            codes.discard(ExitCode.PEER_LOST)  # one may be gone before another has read its last sum
+        else:
+            codes = {attempts[-1]["worker-0"].code}
+        assert codes == {shape.code}, logs
         assert (root / "checkpoints" / "final.json").exists() == (shape.code == 0), logs
         seen = said(root / "seen")
         assert sorted(seen) == list(range(workers)), logs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,5 +47,6 @@ def text_of(outputs: list[Any]) -> str:
 
 
 def html_of(outputs: list[Any]) -> str:
-    """Return what a cell shows as HTML."""
-    return "\n".join(output.get("data", {}).get("text/html", "") for output in outputs)
+    """Return what a cell shows as HTML, without the styles of words and with single spaces."""
+    shown = "\n".join(output.get("data", {}).get("text/html", "") for output in outputs)
+    return " ".join(re.sub(r"</?(?:span|pre)\b[^>]*>", "", shown).split())

@@ -87,9 +87,7 @@ def test_a_state_survives_the_checkpoint(call: int, done: int, history: dict[str
 
 
 def test_a_checkpoint_of_no_fit_is_refused_with_what_to_do() -> None:
-    with pytest.raises(
-        CheckpointMismatch, match="parameter servers, has written it; train in another output"
-    ):
+    with pytest.raises(CheckpointMismatch, match="has written it; train in another output"):
         FitState.from_groups({"model": [], "last-epoch": []})
 
 

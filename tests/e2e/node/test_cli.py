@@ -22,7 +22,7 @@ CRASHING = """
 print("attempt", attempt, "of", role, index)
 until("go-" + attempt)
 if index == 1:
-    raise ValueError("boom in attempt " + attempt)
+    raise RuntimeError("boom in attempt " + attempt)
 until("never")
 """
 
@@ -213,18 +213,18 @@ def test_following_continues_through_a_restart_and_ends_with_what_failed(crash: 
     for attempt in ("1", "2"):
         for index in ("0", "1"):
             assert f"worker-{index}: attempt {attempt} of worker {index}" in lines
-        assert f"worker-1: ValueError: boom in attempt {attempt}" in lines
+        assert f"worker-1: RuntimeError: boom in attempt {attempt}" in lines
     assert crash.followed.returncode == 1
     story, _, end = crash.followed.stderr.partition("\ncrash failed")
     assert "restart 1 of 1" in story
-    assert "ValueError: boom in attempt 2" in end
+    assert "RuntimeError: boom in attempt 2" in end
     assert "first failure worker-1" in end
     assert "1 of 1 restarts used" in end
 
 
 def test_previous_shows_what_is_left_of_the_attempt_before(crash: Crash) -> None:
     assert crash.previous.returncode == 0, crash.previous.stderr
-    assert "worker-1: ValueError: boom in attempt 1" in crash.previous.stdout.splitlines()
+    assert "worker-1: RuntimeError: boom in attempt 1" in crash.previous.stdout.splitlines()
     assert "attempt 2" not in crash.previous.stdout
 
 

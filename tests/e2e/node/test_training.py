@@ -88,7 +88,7 @@ def test_a_notebook_trains_on_the_cluster(installed: NodeCluster, restricted: st
     environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
     _, submitted, figures, fetched = run_notebook("cluster", tmp_path, environ)
     shown = html_of(submitted)
-    for part in ("Complete", f"in namespace {restricted}", "460 of 460", "<polyline"):
+    for part in ("Complete", f"in namespace {restricted}", "step 460/460", "<polyline"):
         assert part in shown
     state, metrics, *lines = text_of(figures).strip().split("\n")  # a line of a log may have others in it
     assert state == "Complete 460"
