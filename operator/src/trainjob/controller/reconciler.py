@@ -124,19 +124,18 @@ class Reconciler:
         is_whole = is_new and planned.only_creates and len(planned.actions) <= PORTION
         is_whole = is_whole and not is_pending and not history.failed_passes
         first = tuple(a for a in planned.actions if is_whole or (is_new and isinstance(a, Create)))
-        later = tuple(a for a in planned.actions if not (is_whole or (is_new and isinstance(a, Create))))
+        later = tuple(a for a in planned.actions if not (is_new and isinstance(a, Create)))
         if first and not is_pending:  # else the pass before has created it
             at_once = observed.in_place and self._cluster.pods_wait_for_secrets
             refused = await self._execute_all(history, key, _waves(first) if at_once else _groups(first))
-            if is_whole and refused is None:
+            if refused is not None:
+                is_news = self._remember(history, refused)
+                if not (is_whole and is_news):
+                    await self._record(history, snapshot, observed, planned)
+                return timedelta(0) if is_news else planned.requeue
+            if is_whole:
                 history.status_pending, history.refusal = True, None
                 return timedelta(0)  # the next pass writes the status, after other jobs' creations
-            is_reported = refused is not None and self._remember(history, refused)
-            if is_whole and is_reported:
-                return timedelta(0)
-            if refused is not None:
-                await self._record(history, snapshot, observed, planned)
-                return timedelta(0) if is_reported else planned.requeue
         # Before creations for a job that isn't new an unchanged status is written too: that fails if the job
         # is deleted, since the deletion of its pods may be observed before its own.
         always = planned.creates and not is_new and history.refusal is None
