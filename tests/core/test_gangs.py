@@ -11,10 +11,10 @@ from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
 from trainjob.api import parse
 from trainjob.cluster.protocol import Refused, Unavailable
-from trainjob.core.gangs import (
+from trainjob.core.integrations.podgroups import (
     COSCHEDULING,
-    POD_GROUP_APIS,
     VOLCANO,
+    PodGroups,
     build_pod_group,
     pod_group_name,
     read_gang,
@@ -23,6 +23,8 @@ from trainjob.core.settings import Settings
 
 Manifest = dict[str, Any]
 
+POD_GROUP_APIS = (COSCHEDULING, VOLCANO)
+BOTH = Settings(integrations=(PodGroups(PodGroups.KINDS),))
 LABEL, ANNOTATION = "scheduling.x-k8s.io/pod-group", "scheduling.k8s.io/group-name"
 
 
@@ -98,8 +100,8 @@ def test_volcanos_group_has_the_templates_queue_and_priority() -> None:
 class GangWorld(World):
     """A job on a fake cluster with both kinds of PodGroup; no pod has a node unless the test gives it one."""
 
-    def __init__(self, job: Manifest | None = None, pod_groups: tuple[str, ...] = POD_GROUP_APIS) -> None:
-        super().__init__(job or build_gang_job(restartStrategy="Recreate"), Settings(pod_groups=pod_groups))
+    def __init__(self, job: Manifest | None = None, settings: Settings = BOTH) -> None:
+        super().__init__(job or build_gang_job(restartStrategy="Recreate"), settings)
 
     @property
     def group(self) -> Manifest | None:
@@ -232,8 +234,8 @@ async def test_a_group_that_could_not_be_created_is_created_for_its_pods() -> No
 
 
 async def test_a_job_that_runs_without_a_group_gets_one_with_its_next_attempt() -> None:
-    world = await GangWorld(pod_groups=()).started()
-    world.settings = Settings(pod_groups=POD_GROUP_APIS)
+    world = await GangWorld(settings=Settings()).started()
+    world.settings = BOTH
     world.restart_controller()
     await world.settle()
     assert world.group is None

@@ -7,22 +7,20 @@ from typing import Any
 import pytest
 
 from support.world.kueue import build_queued_job
-from trainjob.api import TrainJob, parse
-from trainjob.core.manifests import build_pod
-from trainjob.core.workload import (
+from trainjob.api import ObjectMeta, TrainJob, parse
+from trainjob.core.integration import Placement, placed_job
+from trainjob.core.integrations.kueue import Kueue
+from trainjob.core.integrations.workload import (
     Admission,
-    Placement,
     QueueObjects,
     build_priority,
     build_workload,
-    placed_job,
     prebuilt_workload,
     read_admission,
-    read_positions,
     read_queue_objects,
     read_workload,
-    waits_in_queue,
 )
+from trainjob.core.manifests import build_pod
 
 OBJECTS = QueueObjects(
     flavors={
@@ -224,7 +222,7 @@ NAME = "kueue.x-k8s.io/prebuilt-workload-name"
 def test_a_job_names_its_prebuilt_workload_in_an_annotation_or_label(
     metadata: dict[str, Any], name: str
 ) -> None:
-    assert prebuilt_workload(metadata) == name
+    assert prebuilt_workload(ObjectMeta(name="digits", **metadata)) == name
 
 
 @pytest.mark.parametrize(
@@ -242,7 +240,7 @@ def test_a_workload_without_quota_waits(
     metadata: dict[str, str], spec: dict[str, Any], conditions: dict[str, str], waits: bool
 ) -> None:
     status = {"conditions": [{"type": kind, "status": value} for kind, value in conditions.items()]}
-    assert waits_in_queue({"metadata": metadata, "spec": spec, "status": status}) == waits
+    assert (Kueue().queue_of({"metadata": metadata, "spec": spec, "status": status}) is not None) == waits
 
 
 @pytest.mark.parametrize(
@@ -254,4 +252,4 @@ def test_a_workload_without_quota_waits(
     ],
 )
 def test_positions_are_counted_from_one(summary: dict[str, Any], positions: dict[str, int]) -> None:
-    assert read_positions(summary) == positions
+    assert Kueue().read_positions(summary) == positions

@@ -34,7 +34,7 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Controller
-from trainjob.core.gangs import POD_GROUP_APIS
+from trainjob.core.integrations.podgroups import PodGroups
 from trainjob.core.settings import Bundle, Settings
 
 Manifest = dict[str, Any]
@@ -112,7 +112,7 @@ class Place:
 
     async def groups(self) -> dict[str, int]:
         """Return the least number of members of each job's PodGroup."""
-        kinds = ",".join(f"podgroups.{api.partition('/')[0]}" for api in POD_GROUP_APIS)
+        kinds = ",".join(f"podgroups.{kind.group}" for kind in PodGroups.KINDS)
         found = self.cluster.get(kinds, namespace=self.namespace)["items"]
         return {each["metadata"]["labels"]["trainjob.dev/job"]: each["spec"]["minMember"] for each in found}
 
@@ -146,10 +146,10 @@ async def place(plane: Cluster, tmp_path: Path, request: pytest.FixtureRequest) 
         admin = await stack.enter_async_context(open_admin(plane))
         place = Place(plane, admin, namespace, request.param)
         agents = GhostAgents(place.training_pods)
-        options = {"polling": agents.polling, "on_call": place.calls.append, "gangs": True}
+        options = {"polling": agents.polling, "on_call": place.calls.append, "use": ["gangs"]}
         kube = await stack.enter_async_context(open_real(access, namespace, **options))
         await kube.synced()
-        settings = Settings(bundle=Bundle(b"the agent's program", b"the key"), pod_groups=kube.pod_groups)
+        settings = Settings(bundle=Bundle(b"the agent's program", b"the key"), integrations=kube.integrations)
         controller = Controller(kube, workers=4, settings=settings)
         await stack.enter_async_context(running(controller.run(), place.kubelet.run()))
         stack.enter_context(running_scheduler(plane, request.param, tmp_path / "scheduler"))

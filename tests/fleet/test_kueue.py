@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import EVENTS, PODS, TRAINJOBS
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Controller
+from trainjob.core.integrations import INTEGRATIONS
 from trainjob.core.settings import Bundle, Settings
 
 Manifest = dict[str, Any]
@@ -126,7 +128,9 @@ async def place(
     kueue: Kueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[Place]:
     """A place for a controller that knows this version of Kueue's API only."""
-    monkeypatch.setattr("trainjob.cluster.kube.discovery.KUEUE_VERSIONS", (request.param,))
+    integration, group = INTEGRATIONS[0], "kueue.x-k8s.io"
+    kinds = (replace(k, versions=(request.param,)) if k.group == group else k for k in integration.KINDS)
+    monkeypatch.setattr(integration, "KINDS", tuple(kinds))
     async with open_place(kueue, kueue.cluster.create_namespace(), tmp_path) as place:
         yield place
 
@@ -141,10 +145,10 @@ async def open_place(kueue: Kueue, namespace: str, folder: Path) -> AsyncIterato
         admin = await stack.enter_async_context(open_admin(cluster))
         place = Place(kueue, admin, namespace)
         agents = GhostAgents(lambda: place.kubelet.pods)
-        options = {"polling": agents.polling, "on_call": place.calls.append, "kueue": True}
+        options = {"polling": agents.polling, "on_call": place.calls.append, "use": ["kueue"]}
         kube = await stack.enter_async_context(open_real(access, namespace, **options))
         await kube.synced()
-        settings = Settings(bundle=BUNDLE, kueue=kube.kueue_version)
+        settings = Settings(bundle=BUNDLE, integrations=kube.integrations)
         controller = Controller(kube, workers=4, settings=settings)
         await stack.enter_async_context(running(controller.run(), place.kubelet.run()))
         yield place

@@ -15,16 +15,16 @@ from support.kube.kubelet import GhostAgents, Kubelet
 from support.world.jobs import build_job
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Controller
-from trainjob.core.gangs import COSCHEDULING, POD_GROUP_APIS, VOLCANO
+from trainjob.core.integrations.podgroups import COSCHEDULING, VOLCANO
 from trainjob.core.settings import Settings
 
 
 @asynccontextmanager
 async def open_controller(server: FakeApiServer, **options: Any) -> AsyncIterator[None]:
     agents = GhostAgents(lambda: server.uncopied("Pod"))
-    async with open_kube(server.url, polling=agents.polling, gangs=True, **options) as cluster:
+    async with open_kube(server.url, polling=agents.polling, use=["gangs"], **options) as cluster:
         await cluster.synced()
-        controller = Controller(cluster, workers=4, settings=Settings(pod_groups=cluster.pod_groups))
+        controller = Controller(cluster, workers=4, settings=Settings(integrations=cluster.integrations))
         for key in cluster.job_keys():
             controller.add(key)
         async with running(controller.run()):
@@ -47,20 +47,20 @@ def state(server: FakeApiServer) -> str | None:
     [
         ((), ()),
         ((COSCHEDULING,), (COSCHEDULING,)),
-        ((VOLCANO, COSCHEDULING), POD_GROUP_APIS),
+        ((VOLCANO, COSCHEDULING), (COSCHEDULING, VOLCANO)),
         (("scheduling.volcano.sh/v2",), ()),
     ],
 )
 async def test_known_kinds_of_groups_are_used(served: tuple[str, ...], used: tuple[str, ...]) -> None:
-    async with start_server(*served).serve() as server, open_kube(server.url, gangs=True) as cluster:
+    async with start_server(*served).serve() as server, open_kube(server.url, use=["gangs"]) as cluster:
         await cluster.synced()
-        assert cluster.pod_groups == used
+        assert tuple(kind.api_version for kind in cluster.integrations[1].kinds) == used
 
 
 @pytest.mark.parametrize(("scheduler", "kind"), [("gangs", COSCHEDULING), ("volcano", VOLCANO)])
 async def test_the_life_of_a_gang_needs_the_permissions_of_the_table(scheduler: str, kind: str) -> None:
     calls: list[Call] = []
-    async with start_server(*POD_GROUP_APIS).serve() as server:
+    async with start_server(COSCHEDULING, VOLCANO).serve() as server:
         done: set[str] = set()
         kubelet = Kubelet(server, lambda _pod: 0 if done else None)
         async with open_controller(server, on_call=calls.append), running(kubelet.run()):

@@ -28,9 +28,9 @@ KEY = JobKey("default", "digits")
 @asynccontextmanager
 async def open_controller(server: FakeApiServer, **options: Any) -> AsyncIterator[KubeCluster]:
     agents = GhostAgents(lambda: server.uncopied("Pod"))
-    async with open_kube(server.url, polling=agents.polling, kueue=True, **options) as cluster:
+    async with open_kube(server.url, polling=agents.polling, use=["kueue"], **options) as cluster:
         await cluster.synced()
-        controller = Controller(cluster, workers=4, settings=Settings(kueue=cluster.kueue_version))
+        controller = Controller(cluster, workers=4, settings=Settings(integrations=cluster.integrations))
         for key in cluster.job_keys():
             controller.add(key)
         async with running(controller.run()):
@@ -66,9 +66,10 @@ def start_server(*versions: str) -> FakeApiServer:
     [((), ""), (("v1beta1",), "v1beta1"), (("v1beta1", "v1beta2"), "v1beta2"), (("v2",), "")],
 )
 async def test_the_newest_known_version_of_kueue_is_used(served: tuple[str, ...], used: str) -> None:
-    async with start_server(*served).serve() as server, open_kube(server.url, kueue=True) as cluster:
+    async with start_server(*served).serve() as server, open_kube(server.url, use=["kueue"]) as cluster:
         await cluster.synced()
-        assert cluster.kueue_version == used
+        kinds = {kind.api_version for kind in cluster.integrations[0].kinds if kind.of_jobs}
+        assert kinds == ({f"kueue.x-k8s.io/{used}"} if used else set())
 
 
 async def test_a_life_in_a_queue_needs_the_permissions_of_the_table() -> None:

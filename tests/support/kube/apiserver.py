@@ -91,7 +91,7 @@ class FakeApiServer(FaultyServer, ApiRules):
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/apis":
-            served = {"kueue.x-k8s.io": self.kueue}
+            served = {"kueue.x-k8s.io": self.kueue, "scheduling.k8s.io": ("v1",)}
             served |= {} if self.pending is None else {"visibility.kueue.x-k8s.io": self.kueue}
             served |= {group: (version,) for group, _, version in (p.partition("/") for p in self.pod_groups)}
             groups = [{"name": n, "versions": [{"version": v} for v in each]} for n, each in served.items()]

@@ -12,10 +12,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from support.kube.objects import merge
+from trainjob.api import ObjectMeta
 from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, NotFound, Snapshot
-from trainjob.core.gangs import pod_group_name
+from trainjob.core.integrations.podgroups import pod_group_name
+from trainjob.core.integrations.workload import prebuilt_workload
 from trainjob.core.names import JobKey, ObjectRef
-from trainjob.core.workload import prebuilt_workload
 
 Fault = Callable[[str, Manifest], Exception | None]
 """Given an operation (such as `create`, `set_labels`, `write_status`) and its object: an error to raise."""
@@ -81,7 +82,7 @@ class FakeCluster:
             progress=dict(self._progress),
             agent_report=deepcopy(self._agent_reports.get(key)),
             queue_position=self.queue_positions.get(key),
-            queue_objects=tuple(deepcopy(o) for o in self._objects.values() if o["kind"] in _QUEUE_KINDS),
+            shared=tuple(deepcopy(o) for o in self._objects.values() if o["kind"] in _QUEUE_KINDS),
             pod_events=dict(self.pod_events),
         )
 
@@ -223,7 +224,7 @@ class FakeCluster:
         return next((found for found in workloads if uid in _owner_uids(found)), None)
 
     def _prebuilt_of(self, job: Manifest) -> Manifest | None:
-        name = prebuilt_workload(job["metadata"])
+        name = prebuilt_workload(ObjectMeta.model_validate(job["metadata"]))
         return self._objects.get(("Workload", job["metadata"]["namespace"], name)) if name else None
 
     def pod_group(self, key: JobKey) -> Manifest | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from support.world.jobs import build_plain_job
 from support.world.world import World
+from trainjob.core.integrations.kueue import Kueue
 from trainjob.core.settings import Settings
 
 Manifest = dict[str, Any]
@@ -22,7 +23,9 @@ class QueueWorld(World):
     """A job in a queue, on a fake cluster with a Kueue that does only what the test asks for."""
 
     def __init__(self, job: Manifest | None = None, kueue: str | None = "v1beta2") -> None:
-        super().__init__(job or build_queued_job(), Settings(kueue=kueue))
+        served = {"kueue.x-k8s.io": (kueue,), "scheduling.k8s.io": ("v1",)}
+        integrations = () if kueue is None else (Kueue.find(served),)
+        super().__init__(job or build_queued_job(), Settings(integrations=integrations))
         self.add("ResourceFlavor", "default", spec={})
 
     def add(self, kind: str, name: str, **fields: Any) -> None:

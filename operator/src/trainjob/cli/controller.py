@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
@@ -22,6 +22,7 @@ from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig,
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyName
 from trainjob.controller.process_settings import Election, ExitCode, OperatorSettings
+from trainjob.core.integrations import INTEGRATIONS
 from trainjob.core.settings import Isolation, Settings
 
 # Log records on stderr, one line each, for people or for machines.
@@ -99,6 +100,13 @@ def _read_address(_context: click.Context, _option: click.Parameter, text: str) 
     return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - as `:8080` says
 
 
+def _integration_options(command: Callable[..., None]) -> Callable[..., None]:
+    for each in reversed(INTEGRATIONS):
+        switch = f"--{each.NAME}/--no-{each.NAME}"
+        command = click.option(switch, default=False, show_default=True, help=each.HELP)(command)
+    return command
+
+
 def _read_rules(
     _context: click.Context, _option: click.Parameter, text: str | None
 ) -> tuple[Mapping[str, Any], ...]:
@@ -167,18 +175,7 @@ def _read_rules(
     metavar="FILE|JSON",
     help="A list of ingress rules to add to each NetworkPolicy, for scrapers and the like.",
 )
-@click.option(
-    "--kueue/--no-kueue",
-    default=False,
-    show_default=True,
-    help="Use Kueue for jobs that name a queue; without it such jobs wait.",
-)
-@click.option(
-    "--gangs/--no-gangs",
-    default=False,
-    show_default=True,
-    help="Give jobs PodGroups, where the scheduler that they name places such groups as a whole.",
-)
+@_integration_options
 @click.option(
     "--watch-silence",
     type=click.FloatRange(1, 600),
@@ -228,8 +225,7 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
         port=port,
         workers=options["workers"],
         timeouts=Timeouts(inactivity=options["watch_silence"]),
-        kueue=options["kueue"],
-        gangs=options["gangs"],
+        integrations=tuple(each.NAME for each in INTEGRATIONS if options[each.NAME]),
         plan=Settings(
             isolation=Isolation(own_namespace, options["extra_ingress"])
             if options["network_policy"]

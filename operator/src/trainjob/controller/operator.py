@@ -188,8 +188,7 @@ class Operator:
             on_restart=self._metrics.count_restart,
             timeouts=settings.timeouts,
             polling=AgentPolling(token_of=self._token_of, on_call=self._metrics.count_agent_call),
-            kueue=settings.kueue,
-            gangs=settings.gangs,
+            use=settings.integrations,
         )
         self._bundle: Bundle | None = None
         self._is_equipped = asyncio.Event()
@@ -267,8 +266,7 @@ class Operator:
                 self._settings.plan,
                 bundle=bundle,
                 lease=lease,
-                kueue=self._cluster.kueue_version,
-                pod_groups=self._cluster.pod_groups,
+                integrations=self._cluster.integrations,
             ),
             on_reconciled=self._metrics.count_reconcile,
             on_taken=self._metrics.count_wait,

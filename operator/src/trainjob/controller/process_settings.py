@@ -79,8 +79,7 @@ class OperatorSettings:
         port: its port; 0 for any free one.
         workers: how many jobs are reconciled concurrently.
         timeouts: the intervals and timeouts of the caches.
-        kueue: whether jobs may wait in queues of Kueue.
-        gangs: whether jobs may have PodGroups.
+        integrations: the names of those that jobs may use.
         plan: the settings for every job; the agent bundle is added later.
     """
 
@@ -93,6 +92,5 @@ class OperatorSettings:
     port: int = 8080
     workers: int = 16
     timeouts: Timeouts = field(default_factory=Timeouts)
-    kueue: bool = False
-    gangs: bool = False
+    integrations: tuple[str, ...] = ()
     plan: Settings = field(default_factory=Settings)

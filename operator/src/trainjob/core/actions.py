@@ -248,19 +248,6 @@ def delete_agent_secrets(observed: Observed, status: TrainJobStatus) -> tuple[De
     return (Delete(ObjectRef("Secret", observed.meta.namespace, name, uid="")),)
 
 
-def pod_group_actions(observed: Observed, status: TrainJobStatus) -> tuple[Action, ...]:
-    """Return the write that makes the job's PodGroup fit this status; a job that doesn't train has none."""
-    found, gang = observed.pod_group, observed.gang
-    if found is None or not found.ours:
-        return ()
-    ref = ObjectRef("PodGroup", observed.meta.namespace, found.name, found.uid, found.api_version)
-    if gang is None or not _is_to_train(observed, status):
-        return (Delete(ref),)
-    if found.spec.get("minMember") == gang.min_member:
-        return ()
-    return (Patch(ref, found.resource_version, {"spec": {"minMember": gang.min_member}}),)
-
-
 # The agent target: what the controller sends to a job's leading agent (keys: `docs/contract.md`).
 
 
@@ -271,7 +258,7 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
         observed: the job and all that belongs to it.
         status: the status that is about to be written.
     """
-    if observed.parsed is None or not observed.in_place or not _is_to_train(observed, status):
+    if observed.parsed is None or not observed.in_place or not is_to_train(observed, status):
         return None
     spec = observed.effective_job.spec
     return Target(
@@ -287,7 +274,7 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
     ).to_json()
 
 
-def _is_to_train(observed: Observed, status: TrainJobStatus) -> bool:
+def is_to_train(observed: Observed, status: TrainJobStatus) -> bool:
     """Return whether, with this status, the job trains or is about to."""
     if observed.effective_job.spec.suspend or is_finished(status):
         return False

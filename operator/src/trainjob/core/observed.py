@@ -20,9 +20,8 @@ from trainjob.core.agent import AgentSource, agent_source, has_agent
 from trainjob.core.agent_reports import AgentReport, Member, read_report
 from trainjob.core.conditions import RUNNING, SUCCESS_CRITERIA_MET, is_true
 from trainjob.core.delays import refusal_delay, time_left
-from trainjob.core.gangs import Gang, read_gang
+from trainjob.core.integration import placed_job
 from trainjob.core.names import (
-    QUEUE_NAME,
     JobKey,
     Replica,
     controller_uid,
@@ -34,16 +33,6 @@ from trainjob.core.names import (
 )
 from trainjob.core.pods import Pod, PodEvent, PodState, last_reports, read_pod, read_pod_event
 from trainjob.core.settings import Settings
-from trainjob.core.workload import (
-    Admission,
-    QueueObjects,
-    Workload,
-    placed_job,
-    prebuilt_workload,
-    read_admission,
-    read_queue_objects,
-    read_workload,
-)
 from trainjob_trainer.contract.replicas import EVALUATOR
 from trainjob_trainer.contract.reports import MEETING, STOPPING, Report
 from trainjob_trainer.contract.restarts import RestartCounts
@@ -57,15 +46,14 @@ class Snapshot:
         job: the TrainJob itself, with its status.
         pods: every pod with this job's label, of any owner, terminating ones included.
         related: the other objects of the names that the job needs, of any owner, by kind: `Service`,
-            `PersistentVolumeClaim`, `NetworkPolicy`, `PodGroup`, and its `Workload` at Kueue, or the one that
-            it names as prebuilt.
+            `PersistentVolumeClaim`, `NetworkPolicy`, and those of its queue or its gang.
         progress: the latest progress report of each pod that has one, by pod name
             (the keys of a report are in `docs/contract.md`).
         agent_report: the latest report of the job's leading agent (its keys are in `docs/contract.md`), with
             `age`, the seconds since then, and `unreachableSeconds`, for how long it hasn't answered; None
             before any agent has answered.
         queue_position: the job's position in its queue, from 1; None if that is unknown.
-        queue_objects: the ResourceFlavors, WorkloadPriorityClasses and PriorityClasses, for a job in a queue.
+        shared: the objects of the whole cluster that decide on this job.
         pod_events: the newest Event about pods that are slow to start, by pod name.
     """
 
@@ -75,13 +63,13 @@ class Snapshot:
     progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     agent_report: Mapping[str, Any] | None = None
     queue_position: int | None = None
-    queue_objects: Sequence[dict[str, Any]] = ()
+    shared: Sequence[dict[str, Any]] = ()
     pod_events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Dependent:
-    """A Service, claim, NetworkPolicy or PodGroup of a name that the job needs.
+    """An object of a name that the job needs, such as its Service.
 
     Attributes:
         ours: whether this job owns it; not a claim that it created to be retained.
@@ -174,20 +162,14 @@ class Observed:
         manager: `spec.managedBy`, also of a job with an invalid spec.
         status: as last written.
         pods: the pods that this job owns, in order of replica and incarnation.
-        service: of the job's name, or None.
-        claim: of the name that the job would create, or None.
+        related: the objects of the names that the job needs, by kind.
         reports: by pod name.
         refusal: the refusal of the latest creation, or None.
         pods_of_others: pods of another owner (an earlier job of this name) that the job's Service would
             select, or that may write into the job's output.
-        network_policy: of the job's name, or None.
         settings: settings for all jobs.
         agent_report: the agent report; None before the first one, and for a job without agents.
-        workload: the job's Workload at Kueue, or None.
-        prebuilt: the Workload that it names as prebuilt and that nobody owns yet, or None.
-        queue_position: its position in the queue, from 1; None if that is unknown.
-        queue_objects: what else decides on jobs in queues.
-        pod_group: of the gang's name, or None.
+        integrated: what each integration has read, by its name.
         restored: uids of objects that this controller has restored.
         pod_events: the newest event about pods that are slow to start, by pod name.
     """
@@ -197,20 +179,14 @@ class Observed:
     errors: tuple[FieldError, ...] = ()
     status: TrainJobStatus = field(default_factory=TrainJobStatus)
     pods: tuple[Pod, ...] = ()
-    service: Dependent | None = None
-    claim: Dependent | None = None
+    related: Mapping[str, Dependent] = field(default_factory=dict)
     reports: Mapping[str, Report] = field(default_factory=dict)
     refusal: Refusal | None = None
     manager: str | None = None
     pods_of_others: tuple[Pod, ...] = ()
-    network_policy: Dependent | None = None
     settings: Settings = field(default_factory=Settings)
     agent_report: AgentReport | None = None
-    workload: Workload | None = None
-    prebuilt: Workload | None = None
-    queue_position: int | None = None
-    queue_objects: QueueObjects = field(default_factory=QueueObjects)
-    pod_group: Dependent | None = None
+    integrated: Mapping[str, Any] = field(default_factory=dict)
     restored: frozenset[str] = frozenset()
     pod_events: Mapping[str, PodEvent] = field(default_factory=dict)
 
@@ -224,41 +200,42 @@ class Observed:
         Raises:
             LookupError: the job is invalid.
         """
-        if self.parsed is None:
-            raise LookupError(f"{self.key} is invalid and has no spec to go by")
-        job = self._sized(self.parsed)
-        if self.admission is not None:
-            job = placed_job(job, self.admission.placements)
-        return job if self.gang is None else placed_job(job, self.gang.placements)
+        job = self.sized_job
+        for integration in self.settings.integrations:
+            job = placed_job(job, integration.placements(self))
+        return job
 
     @cached_property
-    def gang(self) -> Gang | None:
-        """Return the pods that the job's scheduler places together; None if it places them one by one.
+    def sized_job(self) -> TrainJob:
+        """Return the typed job with as many workers as it can have now.
 
-        Nobody becomes a member later: beside pods from a time without gangs, a member would wait for others.
+        Raises:
+            LookupError: the job is invalid.
         """
-        gang = read_gang(self._sized(self.parsed), self.settings.pod_groups) if self.parsed else None
-        if gang is None:
-            return None
-        pods = (p for p in self.pods if p.replica.role in gang.roles and not p.deleting)
-        return gang if all(p.group == gang.name for p in pods) else None
-
-    @property
-    def waits_for_gang(self) -> bool:
-        """Return whether no pod of the job's gang has a node yet: then they hold nothing."""
-        if self.gang is None or is_true(self.status, SUCCESS_CRITERIA_MET):
-            return False
-        return all(p.state is PodState.PENDING for p in self.training_pods)
-
-    def _sized(self, job: TrainJob) -> TrainJob:
+        if self.parsed is None:
+            raise LookupError(f"{self.key} is invalid and has no spec to go by")
+        job = self.parsed
         if (size := self._size(job)) != job.spec.worker.replicas:
             worker = job.spec.worker.model_copy(update={"replicas": size})
             job = job.model_copy(update={"spec": job.spec.model_copy(update={"worker": worker})})
         return job
 
+    @cached_property
+    def gang_size(self) -> int | None:
+        """Return how many of the job's pods get nodes together; None if they are placed one by one."""
+        sizes = (integration.gang_size(self) for integration in self.settings.integrations)
+        return next((size for size in sizes if size is not None), None)
+
+    @property
+    def waits_for_gang(self) -> bool:
+        """Return whether no pod of the job's gang has a node yet: then they hold nothing."""
+        if self.gang_size is None or is_true(self.status, SUCCESS_CRITERIA_MET):
+            return False
+        return all(p.state is PodState.PENDING for p in self.training_pods)
+
     def _size(self, job: TrainJob) -> int:
         """Return how many workers training can have: the previous number if these can't share the batch."""
-        asked, most = job.spec.worker.replicas, self.admitted_workers
+        asked, most = job.spec.worker.replicas, self.limit[0] if self.limit is not None else None
         wanted = asked if most is None else min(asked, most)
         size = self.status.worker.size if self.status.worker else None
         if size is None or wanted == size or self._divides_batch(job, wanted):
@@ -267,33 +244,11 @@ class Observed:
             return size
         return next((n for n in range(wanted, 0, -1) if self._divides_batch(job, n)), wanted)
 
-    @property
-    def queue(self) -> str:
-        """Return the queue that the job waits in or was admitted by; empty if it has none."""
-        return self.meta.labels.get(QUEUE_NAME, "") if self.settings.kueue is not None else ""
-
-    @property
-    def prebuilt_name(self) -> str:
-        """Return the name of the Workload that was made for the job before it; empty if it gets its own."""
-        return prebuilt_workload({"labels": self.meta.labels, "annotations": self.meta.annotations})
-
     @cached_property
-    def admission(self) -> Admission | None:
-        """Return the admission by the job's queue; None while it isn't admitted, or has no queue."""
-        if not self.queue or self.workload is None:
-            return None
-        return read_admission(self.workload, self.queue_objects)
-
-    @cached_property
-    def admitted_workers(self) -> int | None:
-        """Return how many workers the job's queue admits; None without a limit.
-
-        Quota of workers that was given back can't be taken again before the next admission.
-        """
-        if self.admission is None or self.workload is None or is_true(self.status, SUCCESS_CRITERIA_MET):
-            return None
-        left = self.workload.counts.get("worker", 0) - self.workload.reclaimable.get("worker", 0)
-        return min(self.admission.counts.get("worker", 0), left)
+    def limit(self) -> tuple[int, str] | None:
+        """Return how many workers the job may have, and who says so; None without a limit."""
+        limits = (integration.limit(self) for integration in self.settings.integrations)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def key(self) -> JobKey:
@@ -431,11 +386,10 @@ class Observed:
         """Return why training can't use the requested number of workers, or an empty text."""
         if self.parsed is None or self.effective_job.spec.worker.replicas == self.parsed.spec.worker.replicas:
             return ""
-        asked, most = self.parsed.spec.worker.replicas, self.admitted_workers
-        if most is not None and most < asked:
-            return (
-                f"queue {self.queue} admits {most} of {asked} workers; to ask for all, suspend and resume it"
-            )
+        asked = self.parsed.spec.worker.replicas
+        if self.limit is not None and self.limit[0] < asked:
+            most, whose = self.limit
+            return f"{whose} admits {most} of {asked} workers; to ask for all, suspend and resume it"
         batch = f"the global batch of {self.global_batch} can't be divided by them"
         return f"can't continue with {asked} workers: {batch}"
 
@@ -507,7 +461,7 @@ def read_observed(
         errors = invalid.errors
     pods = [(controller_uid(one) == meta.uid, pod) for one in snapshot.pods if (pod := read_pod(one))]
     own = [pod for ours, pod in pods if ours]
-    said, related = snapshot.agent_report, snapshot.related
+    said, settings = snapshot.agent_report, settings or Settings()
     report = AgentReport.model_validate(said) if said is not None else None
     observed = Observed(
         meta=meta,
@@ -515,19 +469,13 @@ def read_observed(
         errors=errors,
         status=parsed.status if parsed else _status(job),
         pods=tuple(sorted(own, key=lambda p: (p.replica, p.incarnation, p.name))),
-        service=_dependent(related.get("Service"), meta.uid),
-        claim=_dependent(related.get("PersistentVolumeClaim"), meta.uid),
-        network_policy=_dependent(related.get("NetworkPolicy"), meta.uid),
+        related={kind: _dependent(one, meta.uid) for kind, one in snapshot.related.items()},
         reports=_reports(own, report, snapshot.progress),
         refusal=refusal,
         manager=value_at(job, "spec", "managedBy"),
-        settings=settings or Settings(),
+        settings=settings,
         agent_report=report,
-        workload=read_workload(related.get("Workload"), meta.uid),
-        prebuilt=read_workload(related.get("Workload"), None),
-        queue_position=snapshot.queue_position,
-        queue_objects=read_queue_objects(snapshot.queue_objects),
-        pod_group=_dependent(related.get("PodGroup"), meta.uid),
+        integrated={each.NAME: each.read(snapshot, meta) for each in settings.integrations},
         restored=restored,
         pod_events={name: read_pod_event(event) for name, event in snapshot.pod_events.items()},
     )
@@ -563,9 +511,7 @@ def _status(job: Mapping[str, Any]) -> TrainJobStatus:
         return TrainJobStatus()  # damaged by a manual edit
 
 
-def _dependent(manifest: Mapping[str, Any] | None, uid: str) -> Dependent | None:
-    if manifest is None:
-        return None
+def _dependent(manifest: Mapping[str, Any], uid: str) -> Dependent:
     meta = manifest["metadata"]
     return Dependent(
         meta["name"],

@@ -6,14 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from trainjob.api import CONTROLLER
-from trainjob.core.actions import (
-    Plan,
-    build_target,
-    delete_agent_secrets,
-    end_other_containers,
-    pod_group_actions,
-)
+from trainjob.api import CONTROLLER, TrainJobStatus
+from trainjob.core.actions import Action, Plan, build_target, delete_agent_secrets, end_other_containers
 from trainjob.core.delays import soonest
 from trainjob.core.observed import Observed
 from trainjob.core.policies.creation import incomplete
@@ -24,17 +18,17 @@ from trainjob.core.policies.lifecycle import (
     finished,
     invalid,
     overdue,
+    queued,
     suspended,
     time_left_of_deadline,
 )
-from trainjob.core.policies.queue_policy import held_here, queued, workload_actions
 from trainjob.core.policies.startup_policy import yielded
 from trainjob.core.policies.success_policy import succeeded
 from trainjob.core.progress import with_overview
 from trainjob.core.stragglers import straggler_events
-from trainjob.core.workload import MULTIKUEUE
 
 Policy = Callable[[Observed, datetime], Plan | None]
+
 
 CHAIN: tuple[Policy, ...] = (
     invalid,
@@ -53,9 +47,6 @@ CHAIN: tuple[Policy, ...] = (
 )
 """In order: the first policy that returns a plan decides. The last one always returns one."""
 
-DELEGATED: tuple[Policy, ...] = (held_here,)
-"""For jobs that MultiKueue runs in other clusters: without a decision, the status isn't this controller's."""
-
 
 def plan(observed: Observed, now: datetime) -> Plan:
     """Return what to do for a job.
@@ -67,12 +58,15 @@ def plan(observed: Observed, now: datetime) -> Plan:
         observed: the job and all that belongs to it.
         now: the current time, with zone.
     """
-    if observed.meta.deletion_timestamp is not None or _is_managed_elsewhere(observed):
+    chain, integrations = CHAIN, observed.settings.integrations
+    if observed.manager not in (None, CONTROLLER):
+        # Without a decision, the status of a delegated job isn't this controller's.
+        chain = tuple(each.held_here for each in integrations if each.delegates(observed))
+    if observed.meta.deletion_timestamp is not None or not chain:
         return Plan(observed.status)
-    chain = DELEGATED if observed.manager == MULTIKUEUE else CHAIN
     decided = next((made for policy in chain if (made := policy(observed, now)) is not None), None)
     if decided is None:
-        return Plan(observed.status, workload_actions(observed, observed.status, now))
+        return Plan(observed.status, _integrated(observed, observed.status, now))
     status, recheck = with_overview(observed, decided.status, now)
     requeue = soonest(decided.requeue, recheck, _deadline(observed, now))
     events = (*decided.events, *straggler_events(observed.status, status))
@@ -82,8 +76,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         actions=(
             *decided.actions,
             *end_other_containers(observed),
-            *pod_group_actions(observed, status),
-            *workload_actions(observed, status, now),
+            *_integrated(observed, status, now),
         ),
         events=events,
         requeue=requeue,
@@ -97,8 +90,6 @@ def _deadline(observed: Observed, now: datetime) -> timedelta | None:
     return left if left is not None and left > timedelta(0) else None
 
 
-def _is_managed_elsewhere(observed: Observed) -> bool:
-    """Return whether another controller does everything; for MultiKueue, this one writes the Workload."""
-    if observed.manager == MULTIKUEUE:
-        return observed.parsed is None or not observed.queue or not observed.settings.kueue
-    return observed.manager not in (None, CONTROLLER)
+def _integrated(observed: Observed, status: TrainJobStatus, now: datetime) -> tuple[Action, ...]:
+    integrations = observed.settings.integrations
+    return tuple(action for each in integrations for action in each.actions(observed, status, now))

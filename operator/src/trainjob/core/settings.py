@@ -7,7 +7,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainjob.core.integration import Integration
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,10 @@ class Settings:
         isolation: what each job's NetworkPolicy admits, or None for no NetworkPolicy.
         bundle: for jobs that restart in place.
         lease: the transitions of the controllers' Lease when this one acquired it; 0 without a Lease.
-        kueue: the version of Kueue's API; empty if this controller doesn't use Kueue; None where jobs wait in
-            no queue, as on one machine.
-        pod_groups: the `apiVersion` of each kind of PodGroup that jobs may have.
+        integrations: with queues and schedulers; none on one machine, where no job waits.
     """
 
     isolation: Isolation | None = None
     bundle: Bundle = field(default_factory=lambda: Bundle(b"", b""))
     lease: int = 0
-    kueue: str | None = None
-    pod_groups: tuple[str, ...] = ()
+    integrations: tuple[Integration, ...] = ()

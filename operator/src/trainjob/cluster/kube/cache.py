@@ -15,13 +15,8 @@ from trainjob.api.constants import RESERVED_LABEL_PREFIX
 from trainjob.api.errors import mapping_at, objects_at
 from trainjob.api.rules.size import without_too_large
 from trainjob.cluster.protocol import Manifest
-from trainjob.core.names import (
-    GROUP_NAME_ANNOTATION,
-    GROUP_NAME_LABEL,
-    PREBUILT,
-    JobKey,
-    shorten_tf_config,
-)
+from trainjob.core.integrations import INTEGRATIONS
+from trainjob.core.names import JobKey, shorten_tf_config
 
 # Comparison of resourceVersions.
 #
@@ -56,7 +51,9 @@ _METADATA = (
     "creationTimestamp",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
+    "finalizers",
 )
+_MORE_METADATA = frozenset(name for each in INTEGRATIONS for name in each.KEPT_METADATA)
 _CONDITION = ("type", "status", "reason", "message")
 _CONDITIONS = {
     "PodScheduled": (*_CONDITION, "lastTransitionTime"),
@@ -84,10 +81,7 @@ def _project_metadata(manifest: Manifest) -> Manifest:
     labels = meta.get("labels") or {}
     if manifest.get("kind") != "TrainJob":  # the queue label of a job has another prefix
         labels = _ours(labels)
-    if manifest.get("kind") == "Workload":
-        kept |= _picked(meta, ("finalizers",))
-    annotations = _ours(meta.get("annotations") or {}) | _picked(meta.get("annotations") or {}, (PREBUILT,))
-    texts = {"labels": labels, "annotations": annotations}
+    texts = {"labels": labels, "annotations": _ours(meta.get("annotations") or {})}
     return {**kept, **{kind: text for kind, text in texts.items() if text}}
 
 
@@ -95,25 +89,14 @@ def _ours(texts: Mapping[str, str]) -> Manifest:
     return {
         name: value
         for name, value in texts.items()
-        if name.startswith(RESERVED_LABEL_PREFIX) or name in (GROUP_NAME_LABEL, GROUP_NAME_ANNOTATION)
+        if name.startswith(RESERVED_LABEL_PREFIX) or name in _MORE_METADATA
     }
-
-
-def _project_workload(workload: Manifest) -> Manifest:
-    """Leave out the pod templates, of which the job has its own."""
-    spec, status = mapping_at(workload, "spec"), mapping_at(workload, "status")
-    pod_sets = [_picked(pods, ("name", "count")) for _, pods in objects_at(spec, "podSets")]
-    return {"spec": {**spec, "podSets": pod_sets}, "status": status}
 
 
 def _project_job(job: Manifest) -> Manifest:
     has_begun = bool(mapping_at(job, "status").get("startTime"))
     kept = job if has_begun else without_too_large(job)
     return _picked(kept, ("spec", "status"))
-
-
-def _project_spec(manifest: Manifest) -> Manifest:
-    return _picked(manifest, ("spec",))
 
 
 def _project_pod(pod: Manifest) -> Manifest:
@@ -168,12 +151,8 @@ def _lists(**parts: Iterable[Mapping[str, Any]]) -> Manifest:
 _PARTS: Mapping[str, Callable[[Manifest], Manifest]] = {
     "TrainJob": _project_job,
     "Pod": _project_pod,
-    "NetworkPolicy": _project_spec,
-    "Workload": _project_workload,
-    "ResourceFlavor": _project_spec,
-    "PodGroup": _project_spec,
-    "WorkloadPriorityClass": lambda found: _picked(found, ("value",)),
-    "PriorityClass": lambda found: _picked(found, ("value", "globalDefault")),
+    "NetworkPolicy": lambda policy: _picked(policy, ("spec",)),
+    **{kind.kind: kind.keep for integration in INTEGRATIONS for kind in integration.KINDS},
 }
 
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from trainjob.api import ObjectMeta
 from trainjob.cluster.agents.poller import AgentPoller, AgentPolling
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.kube.agent_programs import AgentPrograms
 from trainjob.cluster.kube.cache import NamespacedName, Store, namespaced_name, project
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.discovery import (
-    find_kueue,
-    find_pod_groups,
-    pod_groups,
-    queue_resources,
-    workloads,
-)
 from trainjob.cluster.kube.events import EventSender, PodEvents
 from trainjob.cluster.kube.informer import Backoff, Informer, JobCache, Scope, Timeouts
 from trainjob.cluster.kube.queue_positions import QueuePositions
@@ -35,15 +30,21 @@ from trainjob.cluster.kube.resources import (
     SERVICES,
     TRAINJOBS,
     UNREAD,
+    Document,
     Resource,
 )
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound
-from trainjob.core.gangs import pod_group_name
+from trainjob.core.integration import Integration, Kind
+from trainjob.core.integrations import INTEGRATIONS
 from trainjob.core.manifests import share_claims
-from trainjob.core.names import LABEL_JOB, QUEUE_NAME, JobKey, ObjectRef, controller_uid
+from trainjob.core.names import LABEL_JOB, JobKey, ObjectRef, controller_uid
 from trainjob.core.observed import Snapshot
 from trainjob.core.settings import Bundle
-from trainjob.core.workload import FINALIZER, prebuilt_workload
+
+_log = logging.getLogger(__name__)
+
+API_GROUPS = Document("", "", "apis", "")
+"""All groups: the response for one that isn't served is no `Status`, and might be a proxy's."""
 
 # Objects of another owner.
 
@@ -116,12 +117,10 @@ class KubeCluster:
         clock: returns the time, with time zone.
         timeouts: intervals and timeouts.
         polling: how the jobs' agents are polled.
-        kueue: whether to look for Kueue.
-        gangs: whether to look for PodGroups.
+        use: the names of the integrations to look for.
 
     Attributes:
-        kueue_version: of Kueue's API, once the caches are filled; empty without Kueue.
-        pod_groups: likewise, the `apiVersion` of each kind of PodGroup.
+        integrations: all of them, with what the cluster serves of each in `use` once the caches are filled.
     """
 
     pods_wait_for_secrets = True  # the kubelet starts no container before its volumes are there
@@ -135,18 +134,16 @@ class KubeCluster:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         timeouts: Timeouts | None = None,
         polling: AgentPolling | None = None,
-        kueue: bool = False,
-        gangs: bool = False,
+        use: Collection[str] = (),
     ) -> None:
         self._timeouts = timeouts = timeouts or Timeouts()
         self._api = api
         self._namespace = namespace
         self._on_restart = on_restart
-        self._looks_for_kueue = kueue
-        self._looks_for_pod_groups = gangs
+        self._use = use
         self._has_looked = asyncio.Event()
-        self.kueue_version = ""
-        self.pod_groups: tuple[str, ...] = ()
+        self.integrations: tuple[Integration, ...] = tuple(each() for each in INTEGRATIONS)
+        self._kinds: list[tuple[Kind, Resource]] = []
         self._watchers: list[Callable[[JobKey], None]] = []
         self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=timeouts.sweep)
         self._agents = AgentPoller(self._uid_of, self._pods_of, self._notify, polling or AgentPolling())
@@ -157,7 +154,6 @@ class KubeCluster:
         self._writes = FairSlots(WRITES, NAMESPACE_WRITES)
         self._events = EventSender(api, clock)
         self._pod_events = PodEvents(api, clock)
-        self._visibility = ""
         self._positions = QueuePositions(api, self._notify, timeouts.positions)
         self._informers = {
             resource: self._informer(Scope(resource, namespace, LABEL_JOB), store)
@@ -168,18 +164,17 @@ class KubeCluster:
 
     async def run(self) -> None:
         """Keep the caches and send events, until cancelled."""
-        if self._looks_for_kueue:
-            await self._find_kueue()
-        if self._looks_for_pod_groups:
-            await self._find_pod_groups()
+        served = await self._served() if self._use else {}
+        self.integrations = tuple(self._find_integration(each, served) for each in INTEGRATIONS)
         self._has_looked.set()
         async with asyncio.TaskGroup() as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
             group.create_task(self._jobs.run())
             group.create_task(self._events.run())
-            if self._visibility:
-                group.create_task(self._positions.run(self._visibility))
+            for integration in self.integrations:
+                if (queues := integration.positions(served)) is not None:
+                    group.create_task(self._positions.run(_resource_of(queues), integration))
 
     async def ask_agents(self) -> None:
         """Poll the jobs' agents until cancelled; for the leading controller only."""
@@ -214,9 +209,10 @@ class KubeCluster:
         return self._jobs.store.items()
 
     def job_keys(self) -> tuple[JobKey, ...]:
-        """Return the keys of all known jobs, and of those that are gone and have left a Workload."""
+        """Return the keys of all known jobs, and of those that are gone and have left an object behind."""
         known = (JobKey(*full_name) for full_name in self._jobs.store.names())
-        left = map(_job_of_label, self._workloads.items() if self._workloads is not None else ())
+        stores = (self._stores[resource] for kind, resource in self._kinds if kind.finalizer)
+        left = (_job_of_label(manifest) for store in stores for manifest in store.items())
         return tuple(dict.fromkeys([*known, *(key for key in left if key is not None)]))
 
     def health(self) -> CacheHealth:
@@ -247,21 +243,32 @@ class KubeCluster:
             await self._pod_events.of(key, ())
             return None
         pods, uid = self._stores[PODS].of_job(key), self._uid_of(key)
-        workload = self._workload_of(key) or await self._prebuilt_workload_of(job)
         related = {
             "Service": self._find(SERVICES, (key.namespace, key.name)),
             "PersistentVolumeClaim": self._find(CLAIMS, (key.namespace, f"{key.name}-output")),
             "NetworkPolicy": self._find(NETWORK_POLICIES, (key.namespace, key.name)),
-            "PodGroup": self._pod_group_of(key),
-            "Workload": workload,
         }
+        shared: list[Manifest] = []
+        waiting: tuple[str, str] | None = None
+        meta = ObjectMeta.model_validate(job["metadata"])
+        for integration in self.integrations:
+            for kind in integration.kinds:
+                resource = _resource_of(kind)
+                if not kind.of_jobs:
+                    shared += self._stores[resource].items() if integration.shares(meta) else ()
+                    continue
+                if related.get(kind.kind) is None:
+                    found = await self._of_job(key, uid, kind, integration.names(meta).get(kind.kind))
+                    related[kind.kind] = found
+                    queue = integration.queue_of(found) if found is not None else None
+                    waiting = (queue, found["metadata"]["name"]) if found and queue is not None else waiting
         return Snapshot(
             job=job,
             pods=pods,
             related={kind: one for kind, one in related.items() if one is not None},
             agent_report=self._agents.agent_report(key),
-            queue_position=self._positions.of(key, workload) if self._visibility else None,
-            queue_objects=self._queue_objects(job),
+            queue_position=self._positions.of(key, waiting),
+            shared=shared,
             pod_events=await self._pod_events.of(key, (p for p in pods if controller_uid(p) == uid)),
         )
 
@@ -277,8 +284,8 @@ class KubeCluster:
                 if resource == CONFIG_MAPS:
                     await self._programs.provide(manifest)
                     return
-                # Kueue's schema of pod templates may be older than the cluster's, which decides on the pods.
-                created = await self._api.create(resource, manifest, strict=manifest["kind"] != "Workload")
+                lenient = {known for kind, known in self._kinds if not kind.strict}
+                created = await self._api.create(resource, manifest, strict=resource not in lenient)
         except AlreadyExists:
             if is_read:
                 await self._look(resource, full_name)
@@ -345,19 +352,18 @@ class KubeCluster:
         self._take(resource, patched)
 
     async def release(self, key: JobKey) -> None:
-        """See `Cluster.release`: Kueue takes its finalizer off no Workload whose owner is gone."""
-        if self._workloads is None:
-            return
+        """See `Cluster.release`: nobody else removes a finalizer from an object whose owner is gone."""
         job = self._jobs.store.get((key.namespace, key.name))
         is_going = job is None or "deletionTimestamp" in job["metadata"]
-        for workload in self._workloads.of_job(key):
-            meta = workload["metadata"]
-            is_left = is_going or controller_uid(workload) != self._uid_of(key)
-            if is_left and "deletionTimestamp" in meta and FINALIZER in meta.get("finalizers", ()):
-                others = [name for name in meta["finalizers"] if name != FINALIZER]
-                ref = ObjectRef("Workload", key.namespace, meta["name"], meta["uid"])
-                with suppress(NotFound):
-                    await self.patch(ref, meta["resourceVersion"], {"metadata": {"finalizers": others}})
+        for kind, resource in self._kinds:
+            for manifest in self._stores[resource].of_job(key) if kind.finalizer else ():
+                meta = manifest["metadata"]
+                is_left = is_going or controller_uid(manifest) != self._uid_of(key)
+                if is_left and "deletionTimestamp" in meta and kind.finalizer in meta.get("finalizers", ()):
+                    others = [name for name in meta["finalizers"] if name != kind.finalizer]
+                    ref = ObjectRef(kind.kind, key.namespace, meta["name"], meta["uid"], kind.api_version)
+                    with suppress(NotFound):
+                        await self.patch(ref, meta["resourceVersion"], {"metadata": {"finalizers": others}})
 
     async def write_status(self, key: JobKey, uid: str, resource_version: str, status: Manifest) -> None:
         """See `Cluster.write_status`."""
@@ -391,65 +397,58 @@ class KubeCluster:
 
     # -- inside -----------------------------------------------------------------------------------------
 
-    async def _find_kueue(self) -> None:
-        """Cache Kueue's objects too, if its API is served."""
-        version, self._visibility = await find_kueue(self._api, self._backoff())
-        self.kueue_version = version
-        if version:
-            self._cache(Scope(workloads(version), self._namespace, LABEL_JOB))
-            for resource in queue_resources(version):
-                self._cache(Scope(resource))
+    async def _served(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the served versions of each API group; failed requests are repeated."""
+        backoff = Backoff(self._timeouts.first_retry, self._timeouts.longest_retry)
+        while True:
+            try:
+                groups = (await self._api.get(API_GROUPS, None, ""))["groups"]
+            except ClusterError as error:
+                _log.info("looking for %s: %s", " and ".join(self._use), error)
+                await asyncio.sleep(backoff.next())
+            else:
+                return {
+                    group["name"]: tuple(each["version"] for each in group["versions"]) for group in groups
+                }
 
-    async def _find_pod_groups(self) -> None:
-        """Cache PodGroups too, of each kind that is served."""
-        self.pod_groups = await find_pod_groups(self._api, self._backoff())
-        for api_version in self.pod_groups:
-            self._cache(Scope(pod_groups(api_version), self._namespace, LABEL_JOB))
+    def _find_integration(
+        self, integration: type[Integration], served: Mapping[str, tuple[str, ...]]
+    ) -> Integration:
+        """Cache the objects of an integration too, if it is used and served."""
+        if integration.NAME not in self._use:
+            return integration()
+        found = integration.find(served)
+        if not found.kinds:
+            _log.warning("%s", found.MISSING)
+        for kind in found.kinds:
+            resource = _resource_of(kind)
+            self._kinds.append((kind, resource))
+            scope = Scope(resource, self._namespace, LABEL_JOB) if kind.of_jobs else Scope(resource)
+            store = self._stores[resource] = Store(_job_of_label, self._notify)
+            self._informers[resource] = self._informer(scope, store)
+        return found
 
-    def _backoff(self) -> Backoff:
-        return Backoff(self._timeouts.first_retry, self._timeouts.longest_retry)
-
-    def _cache(self, scope: Scope) -> None:
-        store = self._stores[scope.resource] = Store(_job_of_label, self._notify)
-        self._informers[scope.resource] = self._informer(scope, store)
+    async def _of_job(self, key: JobKey, uid: str | None, kind: Kind, name: str | None) -> Manifest | None:
+        """Return the object of an integration that the job owns, else the one of the name that it needs."""
+        resource = _resource_of(kind)
+        for manifest in self._stores[resource].of_job(key):
+            if controller_uid(manifest) == uid:
+                return manifest
+        if name is None:
+            return None
+        if kind.unlabeled and self._find(resource, (key.namespace, name)) is None:
+            await self._look(resource, (key.namespace, name))
+        return self._find(resource, (key.namespace, name))
 
     def _informer(self, scope: Scope, store: Store) -> Informer:
         restarted = partial(self._on_restart, scope.resource.plural)
         return Informer(self._api, scope, store, restarted=restarted, timeouts=self._timeouts)
 
     def _resource(self, kind: str, api_version: str = "") -> Resource:
-        if kind == "Workload":
-            return workloads(self.kueue_version)
-        return pod_groups(api_version) if kind == "PodGroup" else BY_KIND[kind]
-
-    @property
-    def _workloads(self) -> Store | None:
-        return self._stores[workloads(self.kueue_version)] if self.kueue_version else None
-
-    def _workload_of(self, key: JobKey) -> Manifest | None:
-        found = self._workloads.of_job(key) if self._workloads is not None else ()
-        return next((workload for workload in found if controller_uid(workload) == self._uid_of(key)), None)
-
-    async def _prebuilt_workload_of(self, job: Manifest) -> Manifest | None:
-        """Return the Workload that the job names; it may have no label, and then no watch shows it."""
-        name = prebuilt_workload(job["metadata"])
-        if not name or not self.kueue_version:
-            return None
-        resource, full_name = workloads(self.kueue_version), (job["metadata"]["namespace"], name)
-        if self._find(resource, full_name) is None:
-            await self._look(resource, full_name)
-        return self._find(resource, full_name)
-
-    def _pod_group_of(self, key: JobKey) -> Manifest | None:
-        full_name = key.namespace, pod_group_name(key.name, self._uid_of(key) or "")
-        found = (self._stores[pod_groups(api_version)].get(full_name) for api_version in self.pod_groups)
-        return next((group for group in found if group is not None), None)
-
-    def _queue_objects(self, job: Manifest) -> tuple[Manifest, ...]:
-        if not self.kueue_version or QUEUE_NAME not in job["metadata"].get("labels", {}):
-            return ()
-        resources = queue_resources(self.kueue_version)
-        return tuple(found for resource in resources for found in self._stores[resource].items())
+        integrated = (known for known_kind, known in self._kinds if known_kind.kind == kind)
+        return (
+            next((known for known in integrated if known.api_version == api_version), None) or BY_KIND[kind]
+        )
 
     def _turn_for(self, resource: Resource, ref: ObjectRef) -> AbstractAsyncContextManager[None]:
         known = None if resource in UNREAD else self._store(resource).get((ref.namespace, ref.name))
@@ -510,6 +509,10 @@ def _job_of_label(manifest: Manifest) -> JobKey | None:
     meta = manifest["metadata"]
     name = (meta.get("labels") or {}).get(LABEL_JOB)
     return JobKey(meta.get("namespace", ""), name) if name else None
+
+
+def _resource_of(kind: Kind) -> Resource:
+    return Resource(kind.group, kind.versions[0], kind.plural, kind.kind)
 
 
 def _time() -> float:

@@ -1,4 +1,4 @@
-"""The positions of jobs in their queues, as Kueue's visibility API has them.
+"""The positions of jobs in their queues, as the queue system shows them.
 
 There is no watch for them, so they are asked for at intervals, and only while jobs wait.
 """
@@ -9,16 +9,16 @@ import asyncio
 from collections.abc import Callable
 
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.discovery import local_queues
-from trainjob.cluster.protocol import ClusterError, Manifest
+from trainjob.cluster.kube.resources import Resource
+from trainjob.cluster.protocol import ClusterError
+from trainjob.core.integration import Integration
 from trainjob.core.names import JobKey
-from trainjob.core.workload import read_positions, waits_in_queue
 
 LIMIT = 100
 """How many jobs of each queue have a position: each new one is a write of a status."""
 
 _Waiting = tuple[str, str]
-"""Queue and Workload of a job."""
+"""Queue of a job, and the name of the object that waits there for it."""
 
 
 class QueuePositions:
@@ -37,41 +37,38 @@ class QueuePositions:
         self._waiting: dict[JobKey, _Waiting] = {}
         self._positions: dict[JobKey, int] = {}
 
-    def of(self, key: JobKey, workload: Manifest | None) -> int | None:
+    def of(self, key: JobKey, waiting: _Waiting | None) -> int | None:
         """Return the job's position in its queue, from 1; None if it is unknown or the job doesn't wait."""
-        if workload is None or not waits_in_queue(workload):
+        if waiting is None:
             self._waiting.pop(key, None)
             self._positions.pop(key, None)
             return None
-        self._waiting[key] = workload["spec"].get("queueName", ""), workload["metadata"]["name"]
+        self._waiting[key] = waiting
         return self._positions.get(key)
 
-    async def run(self, version: str) -> None:
+    async def run(self, queues: Resource, integration: Integration) -> None:
         """Ask until cancelled.
 
         Args:
-            version: of the visibility API.
+            queues: whose positions are read.
+            integration: which knows how.
         """
         while True:
             for namespace, queue in {(key.namespace, queue) for key, (queue, _) in self._waiting.items()}:
-                await self._ask(version, namespace, queue)
+                await self._ask(queues, integration, namespace, queue)
             await asyncio.sleep(self._interval)
 
-    async def _ask(self, version: str, namespace: str, queue: str) -> None:
+    async def _ask(self, queues: Resource, integration: Integration, namespace: str, queue: str) -> None:
+        query = (("limit", str(LIMIT)),)
         try:
-            found = read_positions(
-                await self._api.get(
-                    local_queues(version),
-                    namespace,
-                    queue,
-                    subresource="pendingworkloads",
-                    query=(("limit", str(LIMIT)),),
-                )
+            document = await self._api.get(
+                queues, namespace, queue, subresource="pendingworkloads", query=query
             )
+            found = integration.read_positions(document)
         except ClusterError:
-            found = {}  # no such queue, or Kueue is away: a job needn't know its position
-        for key, (named, workload) in tuple(self._waiting.items()):
-            if (key.namespace, named) == (namespace, queue) and self._is_new(key, found.get(workload)):
+            found = {}  # no such queue, or nobody shows it: a job needn't know its position
+        for key, (named, name) in tuple(self._waiting.items()):
+            if (key.namespace, named) == (namespace, queue) and self._is_new(key, found.get(name)):
                 self._notify(key)
 
     def _is_new(self, key: JobKey, position: int | None) -> bool:

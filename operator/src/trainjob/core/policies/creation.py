@@ -22,8 +22,7 @@ from trainjob.core.actions import (
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
 from trainjob.core.delays import RECHECK, soonest, start_delay, time_left
 from trainjob.core.failure import AT_START, awaited_pods, lost_nodes, time_to_end
-from trainjob.core.gangs import build_pod_group
-from trainjob.core.manifests import build_claim, build_network_policy, build_service
+from trainjob.core.manifests import Manifest, build_claim, build_network_policy, build_service
 from trainjob.core.names import Replica, desired_replicas, replica_counts, training_replicas
 from trainjob.core.observed import Observed, Refusal, is_same_policy
 from trainjob.core.pods import SLOW_START, Pod, PodState, is_slow_to_start, slow_start_left
@@ -140,14 +139,15 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
         return Plan(transitions.target_failure(observed, "InvalidTemplate", _describe(refusal), now))
     claim = observed.effective_job.spec.output.claim
     created = claim is not None and claim.size is not None and not claim.retain
-    for kind, found in (
-        ("Service", observed.service),
+    needed = {
+        "Service": True,
         # The user's own claim may have any name, and the next job reuses a retained one.
-        ("PersistentVolumeClaim", observed.claim if created else None),
-        ("NetworkPolicy", observed.network_policy if observed.settings.isolation else None),
-        ("PodGroup", observed.pod_group),
-    ):
-        if found is not None and not found.ours:
+        "PersistentVolumeClaim": created,
+        "NetworkPolicy": observed.settings.isolation is not None,
+        **{manifest["kind"]: True for manifest in _integrated(observed)},
+    }
+    for kind, found in observed.related.items():
+        if needed.get(kind) and not found.ours:
             message = f"{kind} {found.name} exists and isn't this job's; rename the job, or delete it"
             return _held_up(observed, f"{kind}Conflict", message, now)
     if observed.pods_of_others and not observed.training_pods:
@@ -217,12 +217,15 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
 
 
 def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
-    claim = build_claim(observed.effective_job) if observed.claim is None else None
-    service = build_service(observed.effective_job) if observed.service is None else None
-    gang = observed.gang if observed.pod_group is None else None
-    group = build_pod_group(observed.effective_job, gang) if gang is not None else None
-    created = tuple(Create(manifest) for manifest in (claim, service, group) if manifest is not None)
-    return (*created, *_network_policy(observed))
+    job = observed.effective_job
+    desired = (build_claim(job), build_service(job), *_integrated(observed))
+    missing = (each for each in desired if each is not None and each["kind"] not in observed.related)
+    return (*map(Create, missing), *_network_policy(observed))
+
+
+def _integrated(observed: Observed) -> tuple[Manifest, ...]:
+    integrations = observed.settings.integrations
+    return tuple(manifest for each in integrations for manifest in each.dependents(observed))
 
 
 def _network_policy(observed: Observed) -> tuple[Action, ...]:
@@ -230,7 +233,7 @@ def _network_policy(observed: Observed) -> tuple[Action, ...]:
 
     One that is changed again stays as it is: a policy engine would change it after each replacement.
     """
-    found, isolation = observed.network_policy, observed.settings.isolation
+    found, isolation = observed.related.get("NetworkPolicy"), observed.settings.isolation
     if isolation is None:
         return ()
     wanted = build_network_policy(observed.effective_job, isolation)
@@ -337,10 +340,10 @@ def _why_no_nodes(observed: Observed) -> str | None:
     Volcano also reports pods as `Schedulable`, once the others are.
     """
     waiting = [pod.waiting for pod in observed.training_pods if pod.waiting is not None]
-    if observed.gang is None or not observed.waits_for_gang or not waiting:
+    if not observed.waits_for_gang or not waiting:
         return None
     reason, detail = min(waiting, key=lambda each: each[0] != _UNSCHEDULABLE)
-    return f"waiting for nodes for {observed.gang.min_member} replicas at once: {detail or reason}"
+    return f"waiting for nodes for {observed.gang_size} replicas at once: {detail or reason}"
 
 
 _UNSCHEDULABLE = "Unschedulable"

@@ -127,6 +127,12 @@ def time_left_of_deadline(observed: Observed, now: datetime) -> timedelta | None
     return active_since(observed.status, started) + timedelta(seconds=seconds) - now
 
 
+def queued(observed: Observed, now: datetime) -> Plan | None:
+    """Hold a job that an integration holds, such as one that waits in a queue."""
+    held = (integration.held(observed, now) for integration in observed.settings.integrations)
+    return next((made for made in held if made is not None), None)
+
+
 def overdue(observed: Observed, now: datetime) -> Plan | None:
     """Fail a job that is past its deadline."""
     left = time_left_of_deadline(observed, now)

@@ -65,7 +65,8 @@ def waiting_since(observed: Observed) -> datetime | None:
         return None
     created = min((p.created_at for p in observed.training_pods if p.created_at), default=None)
     since = running.last_transition_time
-    placed = min((p.placed_at for p in observed.training_pods if p.placed_at and observed.gang), default=None)
+    nodes = (p.placed_at for p in observed.training_pods if p.placed_at and observed.gang_size is not None)
+    placed = min(nodes, default=None)
     # The time before the first pod was created doesn't count towards the timeout.
     begun = max(since, status.restarts.next_time or since, created or since, placed or since)
     return active_since(status, begun)

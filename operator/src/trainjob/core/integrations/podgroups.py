@@ -9,24 +9,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from trainjob.api import TrainJob, TrainJobSpec
+from trainjob.api import ObjectMeta, TrainJob, TrainJobSpec, TrainJobStatus
 from trainjob.api.errors import mapping_at
+from trainjob.core.actions import Action, Delete, Patch, is_to_train
+from trainjob.core.integration import Integration, Kind, Placement
 from trainjob.core.manifests import Manifest, role_template
 from trainjob.core.names import (
     GROUP_NAME_ANNOTATION,
     GROUP_NAME_LABEL,
+    ObjectRef,
     job_labels,
     owner_references,
     training_counts,
 )
-from trainjob.core.workload import Placement
+from trainjob.core.observed import Observed
 
 COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
 VOLCANO = "scheduling.volcano.sh/v1beta1"
-POD_GROUP_APIS = (COSCHEDULING, VOLCANO)
-"""The `apiVersion` of each known PodGroup."""
 
 _VOLCANOS_NAME = "volcano"
 _KUBERNETES_NAMES = ("", "default-scheduler")
@@ -126,3 +128,65 @@ def build_pod_group(job: TrainJob, gang: Gang) -> Manifest:
         },
         "spec": spec,
     }
+
+
+def _kind(api_version: str) -> Kind:
+    group, _, version = api_version.partition("/")
+    return Kind(
+        group, (version,), "podgroups", "PodGroup", keep=lambda found: {"spec": found.get("spec", {})}
+    )
+
+
+class PodGroups(Integration):
+    """PodGroups of coscheduling and of Volcano."""
+
+    NAME = "gangs"
+    HELP = "Give jobs PodGroups, where the scheduler that they name places such groups as a whole."
+    MISSING = "no PodGroup is served: replicas are placed one by one until a restart finds it"
+    KINDS = (_kind(COSCHEDULING), _kind(VOLCANO))
+    KEPT_METADATA = (GROUP_NAME_LABEL, GROUP_NAME_ANNOTATION)
+
+    def names(self, meta: ObjectMeta) -> Mapping[str, str]:
+        """Return the name of the job's PodGroup."""
+        return {"PodGroup": pod_group_name(meta.name, meta.uid)}
+
+    def gang_of(self, observed: Observed) -> Gang | None:
+        """Return the gang of a job; None if its pods are placed one by one.
+
+        Nobody becomes a member later: beside pods from a time without gangs, a member would wait for others.
+        """
+        served = tuple(kind.api_version for kind in self.kinds)
+        gang = read_gang(observed.sized_job, served) if observed.parsed is not None else None
+        if gang is None:
+            return None
+        pods = (p for p in observed.pods if p.replica.role in gang.roles and not p.deleting)
+        return gang if all(p.group == gang.name for p in pods) else None
+
+    def gang_size(self, observed: Observed) -> int | None:
+        """Return how many of the job's pods get nodes together; None if they are placed one by one."""
+        gang = self.gang_of(observed)
+        return gang.min_member if gang is not None else None
+
+    def placements(self, observed: Observed) -> Mapping[str, Placement]:
+        """Return what makes the job's pods members of its PodGroup."""
+        gang = self.gang_of(observed)
+        return gang.placements if gang is not None else {}
+
+    def dependents(self, observed: Observed) -> tuple[Manifest, ...]:
+        """Return the PodGroup: its scheduler places pods whose group it doesn't know one by one."""
+        gang = self.gang_of(observed)
+        return () if gang is None else (build_pod_group(observed.effective_job, gang),)
+
+    def actions(self, observed: Observed, status: TrainJobStatus, now: datetime) -> tuple[Action, ...]:
+        """Return the write that makes the PodGroup fit this status; a job that doesn't train has none."""
+        del now
+        found = observed.related.get("PodGroup")
+        if found is None or not found.ours:
+            return ()
+        gang = self.gang_of(observed)
+        ref = ObjectRef("PodGroup", observed.meta.namespace, found.name, found.uid, found.api_version)
+        if gang is None or not is_to_train(observed, status):
+            return (Delete(ref),)
+        if found.spec.get("minMember") == gang.min_member:
+            return ()
+        return (Patch(ref, found.resource_version, {"spec": {"minMember": gang.min_member}}),)

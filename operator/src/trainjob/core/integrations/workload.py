@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainjob.api import TrainJob
+from trainjob.api import ObjectMeta, TrainJob
 from trainjob.api.errors import mapping_at, objects_at
+from trainjob.core.integration import Placement
 from trainjob.core.manifests import Manifest, role_template
 from trainjob.core.names import (
     PREBUILT,
@@ -150,32 +151,12 @@ def read_workload(manifest: Mapping[str, Any] | None, uid: str | None) -> Worklo
     )
 
 
-def prebuilt_workload(metadata: Mapping[str, Any]) -> str:
+def prebuilt_workload(meta: ObjectMeta) -> str:
     """Return the name of the Workload that MultiKueue has made for a job; empty for other jobs.
 
     Kueue has it in a label or, since 0.18, in an annotation.
     """
-    texts = (mapping_at(metadata, kind) for kind in ("annotations", "labels"))
-    return next((each[PREBUILT] for each in texts if each.get(PREBUILT)), "")
-
-
-def waits_in_queue(manifest: Mapping[str, Any]) -> bool:
-    """Return whether a Workload asks for quota and has none."""
-    conditions = [c for _, c in objects_at(mapping_at(manifest, "status"), "conditions")]
-    settled = any(
-        c.get("type") in (QUOTA_RESERVED, FINISHED) and c.get("status") == "True" for c in conditions
-    )
-    is_active = mapping_at(manifest, "spec").get("active", True)
-    return is_active and not settled and "deletionTimestamp" not in manifest["metadata"]
-
-
-def read_positions(summary: Mapping[str, Any]) -> Mapping[str, int]:
-    """Return the positions of Workloads by name, from 1, out of what Kueue says of a queue."""
-    found = (
-        (mapping_at(i, "metadata").get("name"), i.get("positionInLocalQueue", 0))
-        for _, i in objects_at(summary, "items")
-    )
-    return {name: before + 1 for name, before in found if name and isinstance(before, int)}
+    return meta.annotations.get(PREBUILT) or meta.labels.get(PREBUILT) or ""
 
 
 # What is written.
@@ -272,16 +253,6 @@ def build_priority(job: TrainJob, version: str, objects: QueueObjects) -> Manife
 
 
 @dataclass(frozen=True)
-class Placement:
-    """What is added to the pods of one role."""
-
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
 class Admission:
     """The admission of a job.
 
@@ -341,28 +312,3 @@ def _updates(workload: Workload, role: str) -> Iterable[Mapping[str, Any]]:
         for _, update in objects_at(check, "podSetUpdates"):
             if update.get("name") == role:
                 yield update
-
-
-def placed_job(job: TrainJob, placements: Mapping[str, Placement]) -> TrainJob:
-    """Return the job with what is added to its pods in each role's template."""
-    roles = {}
-    for role, placement in placements.items():
-        settings = getattr(job.spec, role, None)
-        if settings is None or placement == Placement():
-            continue
-        template = role_template(job.spec, role)
-        metadata, spec = mapping_at(template, "metadata"), template["spec"]
-        placed = {
-            "nodeSelector": {**mapping_at(spec, "nodeSelector"), **placement.node_selector},
-            "tolerations": [*(spec.get("tolerations") or ()), *placement.tolerations],
-        }
-        template["metadata"] = {
-            **metadata,
-            "labels": {**mapping_at(metadata, "labels"), **placement.labels},
-            "annotations": {**mapping_at(metadata, "annotations"), **placement.annotations},
-        }
-        template["spec"] = {**spec, **placed}
-        # The role's own fields are part of the template now.
-        changes = {"template": template, "node_selector": None, "tolerations": None}
-        roles[role] = settings.model_copy(update=changes)
-    return job.model_copy(update={"spec": job.spec.model_copy(update=roles)}) if roles else job
