@@ -19,13 +19,9 @@ from trainjob.cluster.kube.informer import Backoff, Timeouts
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.kube.transport import Call
 
-# Storages that store nothing: kopf needs no state for an object that it only watches.
-#
-# kopf's own storages copy each object at each event, to look for state in it.
-
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Stores no last handled state."""
+    """Stores no last handled state: kopf's own storage copies each object at each event, to look for it."""
 
     def build(self, **_: Any) -> Any:
         """Return an empty state."""
@@ -36,26 +32,6 @@ class NoDiffBase(kopf.DiffBaseStorage):
 
     def store(self, **_: Any) -> None:
         """Do nothing."""
-
-
-class NoProgress(kopf.ProgressStorage):
-    """Stores no progress: no handler is retried."""
-
-    def fetch(self, **_: Any) -> None:
-        """Return nothing."""
-
-    def store(self, **_: Any) -> None:
-        """Do nothing."""
-
-    def purge(self, **_: Any) -> None:
-        """Do nothing."""
-
-    def touch(self, **_: Any) -> None:
-        """Do nothing."""
-
-    def clear(self, *, essence: Any) -> Any:
-        """Return the state as it is."""
-        return essence
 
 
 # kopf's own session at the API server, with the same access as the rest of the process.
@@ -232,7 +208,6 @@ def configure(settings: kopf.OperatorSettings, silence_seconds: float) -> None:
     settings.scanning.disabled = True
     settings.peering.standalone = True
     settings.persistence.diffbase_storage = NoDiffBase()
-    settings.persistence.progress_storage = NoProgress()
     settings.watching.server_timeout = SERVER_SECONDS
     settings.watching.inactivity_timeout = silence_seconds
     settings.watching.connect_timeout = 10.0
