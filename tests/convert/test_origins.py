@@ -27,7 +27,7 @@ NO_NAME = {"value": "x"}
         ("Worker", {"pod": {"containers": "x"}}, f"{WORKER}.containers"),
         ("Worker", {"pod": {"containers": []}}, f"{WORKER}.containers"),
         ("Chief", {"container": {"env": [NO_NAME]}}, f"{CHIEF}.containers[0].env[0].name"),
-        ("Chief", {"container": {"resources": []}}, f"{CHIEF}.containers[0].resources"),
+        ("Chief", {"container": {"resources": ["x"]}}, f"{CHIEF}.containers[0].resources"),
         ("Chief", {"container": {"args": "x"}}, f"{CHIEF}.containers[0].args"),
         ("Chief", {"pod": {"tolerations": "x"}}, f"{CHIEF}.tolerations"),
         ("Chief", {"pod": {"nodeSelector": {"a": 1}}}, f"{CHIEF}.nodeSelector.a"),

@@ -66,6 +66,17 @@ class Role(Part):
     )
 
 
+CONTAINER_FIELDS = {"resources": "resources", "env": "env"}
+"""The fields of a role that replace those of its training container, with Kubernetes' names."""
+
+POD_FIELDS = {
+    name: field.alias or name
+    for name, field in Role.model_fields.items()
+    if name not in ("replicas", "template", *CONTAINER_FIELDS)
+}
+"""The fields of a role that replace those of its pods' specs: all others."""
+
+
 class WorkerRole(Role):
     """The replicas that train. Worker 0 writes the checkpoints unless there is a chief."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainjob.api import API_VERSION, KIND, FieldError, InvalidTrainJob, parse_strictly
 from trainjob.api.errors import format_path, mapping_at, shown
+from trainjob.api.types import CONTAINER_FIELDS, POD_FIELDS
 from trainjob.convert.labels import JOB, ROLE, Labels, convert_labels, find_labels
 from trainjob.convert.mpijob import SPEC_FIELDS as MPI_FIELDS
 from trainjob.convert.mpijob import read_workers
@@ -322,10 +323,10 @@ def _add_origins(replicas: ReplicaSet, origins: Origins) -> None:
     if role == "worker":
         origins.add(("spec", "template"), template)
     pod = (*template, "spec")
-    for field in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+    for field in POD_FIELDS.values():
         origins.add(("spec", role, field), (*pod, field))
     container = find_trainer(mapping_at(replicas.template, "spec"))
-    for field in ("env", "resources"):
+    for field in CONTAINER_FIELDS:
         if container is not None:
             origins.add(("spec", role, field), (*pod, "containers", container, field))
 

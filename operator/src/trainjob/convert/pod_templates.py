@@ -10,6 +10,7 @@ from typing import Any
 from trainjob.api import PORT, TRAINER_CONTAINER
 from trainjob.api.constants import RESERVED_ENV_NAME, RESERVED_ENV_PREFIX
 from trainjob.api.errors import mapping_at, objects_at
+from trainjob.api.types import CONTAINER_FIELDS, POD_FIELDS
 from trainjob.convert.notes import Notes, Path
 from trainjob.convert.replica_specs import PATH, ReplicaSet
 
@@ -391,40 +392,33 @@ def _free_path(templates: Templates) -> str:
 # A role's differences from `spec.template`: single fields, or a template of its own.
 
 
-_OF_POD: dict[str, Any] = {"nodeSelector": {}, "tolerations": [], "affinity": {}}
-_OF_CONTAINER: dict[str, Any] = {"resources": {}, "env": []}
-"""Fields that a role can set, with the value that means none."""
-
-_PRIORITY = "priorityClassName"
-"""A role can set this one, too, but can't unset it."""
-
-
 def role_differences(base: dict[str, Any], own: dict[str, Any], role: str) -> dict[str, Any]:
     """Return the role's fields that make its pods like `own` when `spec.template` is `base`."""
-    if _rest(base) != _rest(own) or (_value(base, _PRIORITY) and not _value(own, _PRIORITY)):
+    if _rest(base) != _rest(own):
         return {"template": own}
-    differences = {
-        field: deepcopy(now)
-        for field, none in {**_OF_CONTAINER, **_OF_POD, _PRIORITY: ""}.items()
-        if (now := _value(own, field, none)) != _value(base, field, none)
-    }
+    differences = {}
+    for field in (*CONTAINER_FIELDS, *POD_FIELDS.values()):
+        before, now = _value(base, field), _value(own, field)
+        if now is None and isinstance(before, str):
+            return {"template": own}  # no value of the field means none
+        if now != before:
+            differences[field] = deepcopy(now) if now is not None else type(before)()
     if role == "evaluator" and _names_devices(_value(own, "resources")):
         # Without resources of its own an evaluator gets no devices of the template.
         differences["resources"] = deepcopy(_value(own, "resources"))
     return differences
 
 
-def _value(template: dict[str, Any], field: str, none: Any = None) -> Any:
-    holder = trainer_of(template) if field in _OF_CONTAINER else template.get("spec")
-    value = holder.get(field) if isinstance(holder, dict) else None
-    return none if value is None else value
+def _value(template: dict[str, Any], field: str) -> Any:
+    """Return the value of a field that a role can set; None if it is empty."""
+    holder = trainer_of(template) if field in CONTAINER_FIELDS else template.get("spec")
+    return (holder.get(field) or None) if isinstance(holder, dict) else None
 
 
 def _rest(template: dict[str, Any]) -> dict[str, Any]:
     """Return the template without the fields that a role can set."""
     rest = deepcopy(template)
-    pod, container = rest.get("spec"), trainer_of(rest)
-    for holder, fields in ((pod, (*_OF_POD, _PRIORITY)), (container, tuple(_OF_CONTAINER))):
+    for holder, fields in ((rest.get("spec"), POD_FIELDS.values()), (trainer_of(rest), CONTAINER_FIELDS)):
         for field in fields:
             if isinstance(holder, dict):
                 holder.pop(field, None)

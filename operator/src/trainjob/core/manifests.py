@@ -13,6 +13,7 @@ import yaml
 
 from trainjob.api import AGENT_PORT, PORT, TRAINER_CONTAINER, TrainJob, TrainJobSpec
 from trainjob.api.errors import mapping_at, objects_at
+from trainjob.api.types import CONTAINER_FIELDS, POD_FIELDS
 from trainjob.core.agent import (
     CODE_FOLDER,
     AgentSource,
@@ -106,15 +107,6 @@ def _quantity(value: object) -> int:
 # The pod template of one role: `spec.template` or the role's own, with the role's named fields.
 
 
-_POD_FIELDS = {
-    "node_selector": "nodeSelector",
-    "tolerations": "tolerations",
-    "affinity": "affinity",
-    "priority_class_name": "priorityClassName",
-}
-_CONTAINER_FIELDS = {"resources": "resources", "env": "env"}
-
-
 def trainer_container(pod_spec: dict[str, Any]) -> dict[str, Any]:
     """Return the training container of a validated pod spec."""
     return next(c for c in pod_spec["containers"] if c["name"] == TRAINER_CONTAINER)
@@ -138,22 +130,16 @@ def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
         for container in pod_spec["containers"]
     ]
     container, claimed = trainer_container(pod_spec), _claimed(pod_spec)
-    for field, key in _POD_FIELDS.items():
-        if getattr(settings, field) is not None:
-            pod_spec[key] = _as_json(getattr(settings, field))
-    for field, key in _CONTAINER_FIELDS.items():
-        if getattr(settings, field) is not None:
-            container[key] = _as_json(getattr(settings, field))
+    for holder, fields in ((pod_spec, POD_FIELDS), (container, CONTAINER_FIELDS)):
+        for name, key in fields.items():
+            if (value := getattr(settings, name)) is not None:
+                holder[key] = list(value) if isinstance(value, tuple) else value
     if role == EVALUATOR and settings.resources is None and settings.template is None:
         _drop_devices(container)
     if unclaimed := claimed - _claimed(pod_spec):
         claims = pod_spec.get("resourceClaims") or ()
         pod_spec["resourceClaims"] = [claim for claim in claims if claim.get("name") not in unclaimed]
     return template
-
-
-def _as_json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _drop_devices(container: dict[str, Any]) -> None:
