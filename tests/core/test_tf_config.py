@@ -36,21 +36,6 @@ def test_every_task_sees_one_cluster(workers: int, evaluator: bool) -> None:
     assert len({(c["task"]["type"], c["task"]["index"]) for c in configs}) == len(configs)
 
 
-def test_addresses_are_written_once_for_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list for each of 2,000 pods would take longer than a leader may be silent."""
-    job = parse(build_job(name="many", workers=50))
-    written: list[Replica] = []
-
-    def count(name: str, replica: Replica) -> str:
-        written.append(replica)
-        return f"{name}-{replica.name}"
-
-    monkeypatch.setattr("trainjob.core.names.hostname", count)
-    for replica in desired_replicas(job.spec):
-        build_tf_config(job, replica)
-    assert len(written) == 51
-
-
 def test_two_jobs_of_one_name_or_size_have_addresses_of_their_own() -> None:
     jobs = [
         parse(build_job(name=name, namespace=namespace, workers=workers))
@@ -69,21 +54,6 @@ def test_a_foreign_value_has_no_world(text: str) -> None:
 def test_the_world_is_what_trains() -> None:
     job = parse(build_job(workers=3))
     assert training_world(build_tf_config(job, Replica("evaluator", 0))) == {"worker": 3}
-
-
-def test_the_addresses_of_a_jobs_pods_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = parse(build_job(name="read-once", workers=20))
-    configs = [build_tf_config(job, replica) for replica in desired_replicas(job.spec)]
-    read: list[str] = []
-    loads = json.loads
-
-    def count(text: str) -> object:
-        read.append(text)
-        return loads(text)
-
-    monkeypatch.setattr("trainjob.core.names.json.loads", count)
-    assert [training_world(config) for config in configs] == [{"worker": 20}] * 21
-    assert len(read) == 1
 
 
 @pytest.mark.parametrize(
