@@ -13,8 +13,9 @@ from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import call, stored_pod
 from trainjob.api import parse
-from trainjob.client import doctor_all_reduce, doctor_looks
-from trainjob.client.doctor import PERMISSIONS, TensorFlow
+from trainjob.client import doctor, doctor_cluster
+from trainjob.client.doctor import TensorFlow
+from trainjob.client.doctor_cluster import PERMISSIONS
 from trainjob.cluster.kube.config import Access
 from trainjob.core.manifests import build_objects, count_gpus
 from trainjob_trainer.patches import PATCHES
@@ -42,7 +43,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No TensorFlow is imported: tests/client/test_doctor.py has its cases."""
     found = TensorFlow(version="2.21.0", keras="3.15.1", seconds=4.2)
-    monkeypatch.setattr(doctor_looks, "look_for_tensorflow", lambda _python: found)
+    monkeypatch.setattr(doctor, "look_for_tensorflow", lambda _python: found)
 
 
 def serve(api: CliServer, answers: Mapping[str, dict[str, Any]] = ANSWERS, *, denied: str = "") -> None:
@@ -151,7 +152,7 @@ def test_a_cluster_that_does_not_answer(api: CliServer, monkeypatch: pytest.Monk
 def test_a_pod_pulls_an_image_and_is_deleted(
     state: dict[str, Any], code: int, found: tuple[str, str], api: CliServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_looks, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(doctor_cluster, "_POLL_SECONDS", 0.01)
     serve(api)
 
     def run(asked: Asked) -> None:
@@ -182,7 +183,7 @@ def test_people_who_may_not_create_pods_are_told(api: CliServer) -> None:
 
 async def test_an_interrupted_look_at_an_image_leaves_no_pod(api: CliServer) -> None:
     access = Access(server=api.url)
-    look = asyncio.create_task(doctor_looks.try_image(access, "default", "acme/tf:1", 60))
+    look = asyncio.create_task(doctor_cluster.try_image(access, "default", "acme/tf:1", 60))
     await asyncio.to_thread(api.wait_until, lambda: api.count("get", "pods") > 0)
     look.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -197,8 +198,7 @@ def let_a_job_measure(
     api: CliServer, monkeypatch: pytest.MonkeyPatch, *, said: str = "", message: str = "", over: bool = False
 ) -> None:
     """The image is there. The job's workers run, worker 0 has said this, and the job has this message."""
-    monkeypatch.setattr(doctor_looks, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(doctor_all_reduce, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(doctor_cluster, "_POLL_SECONDS", 0.01)
     serve(api)
 
     def run(asked: Asked) -> None:
@@ -273,7 +273,7 @@ def test_a_namespace_without_a_claim_for_several_nodes_asks_for_an_output(
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_the_job_is_one_that_the_api_accepts(gpus: int) -> None:
     output = {"claim": {"claimName": "training"}}
-    job = parse(doctor_all_reduce.build_measurement("trainjob-doctor-0a1b2c3d", "acme/tf:1", gpus, output))
+    job = parse(doctor_cluster.build_measurement("trainjob-doctor-0a1b2c3d", "acme/tf:1", gpus, output))
     pods = [made for made in build_objects(job) if made["kind"] == "Pod"]
     assert len(pods) == 2
     assert all(count_gpus(pod) == gpus for pod in pods)

@@ -82,19 +82,20 @@ def doctor(
     if gpus is not None and image is None:
         raise click.UsageError("--gpus needs an --image with TensorFlow for its pods")
     # Slow to import, as a client of an API server is.
-    from trainjob.client.doctor import check_cluster, check_here, is_healthy  # noqa: PLC0415
-    from trainjob.client.doctor_looks import look_at_cluster, look_here  # noqa: PLC0415
+    from trainjob.client.doctor import Verdict, check_here  # noqa: PLC0415
+    from trainjob.client.doctor_cluster import check_cluster  # noqa: PLC0415
 
-    here = look_here(Path(RUNS))
-    cluster = look_at_cluster(where, image, timeout, gpus=gpus, output=job_output)
-    checks = check_here(here, needed=not cluster.asked), check_cluster(cluster, here.own)
+    needed = where != ClusterOptions() or image is not None
+    here = check_here(Path(RUNS), needed=not needed)
+    checks = here, check_cluster(where, image, timeout, needed=needed, gpus=gpus, output=job_output)
     if output == "json":
         click.echo(json.dumps(as_json(*checks), indent=2))
     else:
         width = max(len(check.subject) for section in checks for check in section)
         for title, section in zip(("this machine", "cluster"), checks, strict=True):
             print_lines(describe(title, section, width=width), err=False)
-    sys.exit(Exit.GOOD if is_healthy([*checks[0], *checks[1]]) else Exit.FAILED)
+    has_problem = any(check.verdict is Verdict.PROBLEM for section in checks for check in section)
+    sys.exit(Exit.FAILED if has_problem else Exit.GOOD)
 
 
 def describe(section: str, checks: Iterable[Check], *, width: int) -> Iterator[str]:
