@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from trainjob_trainer.contract.files import EVALUATIONS, HISTORY
 from trainjob_trainer.contract.replicas import EVALUATOR
 
 History = dict[str, dict[int, float]]
 """Values by step, by metric."""
-
-_FLOAT, _DOUBLE = 1, 2
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def read_history(output: Path) -> History:
@@ -33,7 +32,7 @@ def read_history(output: Path) -> History:
         output: the job's output folder.
     """
     found: History = {}
-    for path in _event_files(output):
+    for path in sorted(files_in(output, _EVENTS)):
         for step, tag, value in read_events(path):
             found.setdefault(tag, {})[step] = value
     for prefix, file in _LINES.items():
@@ -59,12 +58,13 @@ def thin_out(curve: Mapping[int, float], most: int) -> list[tuple[int, float]]:
 def history_state(output: Path) -> tuple[tuple[str, int], ...]:
     """Return what changes with the files that `read_history` reads."""
     found = list[tuple[str, int]]()
-    for path in (*_event_files(output), *(output / name for name in _LINES.values())):
+    for path in (*sorted(files_in(output, _EVENTS)), *(output / name for name in _LINES.values())):
         with suppress(OSError):
             found.append((path.name, path.stat().st_size))
     return tuple(found)
 
 
+_EVENTS = "logs/train/events.out.tfevents.*"
 _LINES = {"": HISTORY, "val_": f"{EVALUATOR}/{EVALUATIONS}"}
 """Files with a line for each result, by what comes before the names of its metrics."""
 
@@ -75,16 +75,11 @@ def files_in(folder: Path, pattern: str) -> Iterator[Path]:
         yield from folder.glob(pattern)
 
 
-def _event_files(output: Path) -> list[Path]:
-    return sorted(files_in(output / "logs" / "train", "events.out.tfevents.*"))
-
-
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     with suppress(FileNotFoundError), path.open(encoding="utf-8") as lines:
         for line in lines:
-            with suppress(
-                ValueError, KeyError, TypeError, AttributeError
-            ):  # its last line may be half written
+            # Its last one may be half written.
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
                 result = json.loads(line)
                 yield int(result["step"]), {name: float(v) for name, v in result["metrics"].items()}
 
@@ -98,71 +93,43 @@ def read_events(path: Path) -> Iterator[tuple[int, str, float]]:
         record = content[at + 12 : at + 12 + length]
         if len(record) < length:
             return
-        with suppress(ValueError, IndexError, struct.error):
-            yield from _scalars(record)
+        with suppress(ValueError, IndexError, TypeError, AttributeError, struct.error):
+            event = _fields(record)
+            step = int(event[2][-1]) if event[2] else 0
+            for value in (_fields(each) for summary in event[5] for each in _fields(summary)[1]):
+                if (number := _number(value)) is not None:
+                    yield step, value[1][-1].decode(), number
         at += 16 + length
 
 
-def _scalars(event: bytes) -> Iterator[tuple[int, str, float]]:
-    step, summaries = 0, list[bytes]()
-    for number, value in _fields(event):
-        if number == 2 and isinstance(value, int):
-            step = value
-        elif number == 5 and isinstance(value, bytes):
-            summaries.append(value)
-    for summary in summaries:
-        for number, value in _fields(summary):
-            if number == 1 and isinstance(value, bytes) and (named := _scalar(value)) is not None:
-                yield step, *named
+def _number(value: Mapping[int, list[Any]]) -> float | None:
+    """Return the number of a `Summary.Value`; None for histograms, images and texts."""
+    if value[2]:  # `simple_value`, as Keras 2 and other writers have it
+        return float(struct.unpack("<f", value[2][-1])[0])
+    tensor = _fields(value[8][-1] if value[8] else b"")
+    size, form = {1: (4, "<f"), 2: (8, "<d")}.get((tensor[1] or [0])[-1], (0, ""))
+    # As bytes, or a list of floats or doubles.
+    content = next((tensor[field][-1] for field in (4, 5, 6) if tensor[field]), b"")
+    is_scalar = size and len(content) == size and not any(tensor[2])  # its shape has no dimensions
+    return float(struct.unpack(form, content)[0]) if is_scalar else None
 
 
-def _scalar(value: bytes) -> tuple[str, float] | None:
-    """Return tag and number of a `Summary.Value`; None for histograms, images and texts."""
-    tag, number = "", None
-    for field, content in _fields(value):
-        if field == 1 and isinstance(content, bytes):
-            tag = content.decode()
-        elif field == 2 and isinstance(
-            content, bytes
-        ):  # `simple_value`, as Keras 2 and other writers have it
-            (number,) = struct.unpack("<f", content)
-        elif field == 8 and isinstance(content, bytes):
-            number = _number(content)
-    return None if number is None else (tag, number)
-
-
-def _number(tensor: bytes) -> float | None:
-    """Return the value of a scalar tensor of floats, else None."""
-    kind, content = 0, b""
-    for field, value in _fields(tensor):
-        if field == 1 and isinstance(value, int):
-            kind = value
-        elif field == 2 and value:  # its shape has dimensions
-            return None
-        elif field in (4, 5, 6) and isinstance(value, bytes):  # as bytes, or a list of floats or doubles
-            content = value
-    size, form = {_FLOAT: (4, "<f"), _DOUBLE: (8, "<d")}.get(kind, (0, ""))
-    return float(struct.unpack(form, content)[0]) if size and len(content) == size else None
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and content of each field of a protocol buffer."""
+def _fields(message: bytes) -> Mapping[int, list[Any]]:
+    """Return the contents of a protocol buffer's fields, integers or bytes, by number."""
+    fields = defaultdict[int, list[Any]](list)
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
-        number, kind = key >> 3, key & 7
-        if kind == _VARINT:
-            value, at = _varint(message, at)
-            yield number, value
+        if (kind := key & 7) == 0:
+            number, at = _varint(message, at)
+            fields[key >> 3].append(number)
             continue
-        if kind == _BYTES:
+        size = {1: 8, 5: 4}.get(kind)
+        if size is None:
             size, at = _varint(message, at)
-        elif kind in (_FIXED64, _FIXED32):
-            size = 8 if kind == _FIXED64 else 4
-        else:
-            raise ValueError(f"wire type {kind}")
-        yield number, message[at : at + size]
+        fields[key >> 3].append(message[at : at + size])
         at += size
+    return fields
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
