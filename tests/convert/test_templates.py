@@ -4,7 +4,8 @@ import pytest
 
 from support.world.tfjobs import build_replicas, build_tfjob, converted, notes_of, refusals_of, spec_of
 from trainjob.api import parse
-from trainjob.core.manifests import role_template, trainer_container
+from trainjob.api.errors import trainer_of as training_container
+from trainjob.core.manifests import role_template
 
 TEMPLATE = "spec.tfReplicaSpecs.Worker.template"
 GPU = {"limits": {"nvidia.com/gpu": 1}}
@@ -314,4 +315,4 @@ def test_an_evaluator_with_the_workers_gpus_keeps_them() -> None:
         "Evaluator": build_replicas(container={"resources": GPU}),
     }
     spec = parse(converted(build_tfjob(replicas)).manifest).spec
-    assert trainer_container(role_template(spec, "evaluator")["spec"])["resources"] == GPU
+    assert training_container(role_template(spec, "evaluator")["spec"])["resources"] == GPU

@@ -12,6 +12,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from trainjob.api.constants import TRAINER_CONTAINER
+
 # Field paths in Kubernetes' style, and values of plain JSON by path.
 
 
@@ -60,6 +62,15 @@ def objects_at(raw: object, *steps: Step) -> Iterator[tuple[int, Mapping[str, An
     for index, item in enumerate(value if isinstance(value, list) else ()):
         if isinstance(item, Mapping):
             yield index, item
+
+
+def trainer_of(pod: object) -> dict[str, Any]:
+    """Return the container that trains of a pod's spec, or an empty object."""
+    containers = value_at(pod, "containers")
+    for container in containers if isinstance(containers, list) else ():
+        if isinstance(container, dict) and container.get("name") == TRAINER_CONTAINER:
+            return container
+    return {}
 
 
 # One error per mistake, and the exception that holds them all.

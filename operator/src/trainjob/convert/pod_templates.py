@@ -9,7 +9,7 @@ from typing import Any
 
 from trainjob.api import PORT, TRAINER_CONTAINER
 from trainjob.api.constants import RESERVED_ENV_NAME, RESERVED_ENV_PREFIX
-from trainjob.api.errors import mapping_at, objects_at
+from trainjob.api.errors import objects_at, trainer_of
 from trainjob.api.types import CONTAINER_FIELDS, POD_FIELDS
 from trainjob.convert.notes import Notes, Path
 from trainjob.convert.replica_specs import PATH, ReplicaSet
@@ -195,15 +195,6 @@ def _convert_pod(pod: dict[str, Any], path: Path, notes: Notes) -> None:
         )
 
 
-def trainer_of(template: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the container `trainer` of a converted template, or None if there is none."""
-    containers = mapping_at(template, "spec").get("containers")
-    for container in containers if isinstance(containers, list) else ():
-        if isinstance(container, dict) and container.get("name") == "trainer":
-            return container
-    return None
-
-
 # Shared storage that a template mounts in the trainer container.
 
 
@@ -234,7 +225,7 @@ class SharedMount:
 def shared_mounts(template: Mapping[str, Any]) -> Iterator[tuple[int, SharedMount]]:
     """Yield index and content of each mount that is shared, writable and has no subPath."""
     volumes = {str(volume.get("name")): volume for _, volume in objects_at(template, "spec", "volumes")}
-    for index, mount in objects_at(trainer_of(template), "volumeMounts"):
+    for index, mount in objects_at(trainer_of(template.get("spec")), "volumeMounts"):
         source = _source(volumes.get(str(mount.get("name")), {}))
         path = mount.get("mountPath")
         plain = {key for key, value in mount.items() if value} == {"name", "mountPath"}
@@ -244,15 +235,15 @@ def shared_mounts(template: Mapping[str, Any]) -> Iterator[tuple[int, SharedMoun
 
 def mount_paths(template: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the mount paths of the trainer container, without trailing slashes."""
-    mounts = objects_at(trainer_of(template), "volumeMounts")
+    mounts = objects_at(trainer_of(template.get("spec")), "volumeMounts")
     return tuple(str(mount.get("mountPath")).rstrip("/") for _, mount in mounts)
 
 
 def remove_mount(template: dict[str, Any], wanted: SharedMount) -> None:
     """Remove the mount, and its volume unless another mount uses it."""
-    container = trainer_of(template)
+    container = trainer_of(template.get("spec"))
     found = [index for index, mount in shared_mounts(template) if mount == wanted]
-    if container is None or not found:
+    if not found:
         return
     names = {str(container["volumeMounts"][index]["name"]) for index in found}
     _keep(container, "volumeMounts", [m for i, m in enumerate(container["volumeMounts"]) if i not in found])
@@ -365,7 +356,7 @@ def _note_choice(
     first = next(role for role in _TRAINING if role in templates)
     index = next(index for index, found in shared_mounts(templates[first]) if found == mount)
     containers = templates[first]["spec"]["containers"]
-    place = next(i for i, container in enumerate(containers) if container.get("name") == "trainer")
+    place = next(i for i, container in enumerate(containers) if container.get("name") == TRAINER_CONTAINER)
     reader = "; the evaluator sees it read-only but for its own folder" if "evaluator" in roles else ""
     notes.note(
         (*roles[first].path, "template", "spec", "containers", place, "volumeMounts", index),
@@ -411,14 +402,16 @@ def role_differences(base: dict[str, Any], own: dict[str, Any], role: str) -> di
 
 def _value(template: dict[str, Any], field: str) -> Any:
     """Return the value of a field that a role can set; None if it is empty."""
-    holder = trainer_of(template) if field in CONTAINER_FIELDS else template.get("spec")
+    pod = template.get("spec")
+    holder = trainer_of(pod) if field in CONTAINER_FIELDS else pod
     return (holder.get(field) or None) if isinstance(holder, dict) else None
 
 
 def _rest(template: dict[str, Any]) -> dict[str, Any]:
     """Return the template without the fields that a role can set."""
     rest = deepcopy(template)
-    for holder, fields in ((rest.get("spec"), POD_FIELDS.values()), (trainer_of(rest), CONTAINER_FIELDS)):
+    pod = rest.get("spec")
+    for holder, fields in ((pod, POD_FIELDS.values()), (trainer_of(pod), CONTAINER_FIELDS)):
         for field in fields:
             if isinstance(holder, dict):
                 holder.pop(field, None)

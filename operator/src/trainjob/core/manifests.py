@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainjob.api import AGENT_PORT, PORT, TRAINER_CONTAINER, TrainJob, TrainJobSpec
-from trainjob.api.errors import mapping_at, objects_at
+from trainjob.api.errors import mapping_at, objects_at, trainer_of
 from trainjob.api.types import CONTAINER_FIELDS, POD_FIELDS
 from trainjob.core.agent import (
     CODE_FOLDER,
@@ -107,11 +107,6 @@ def _quantity(value: object) -> int:
 # The pod template of one role: `spec.template` or the role's own, with the role's named fields.
 
 
-def trainer_container(pod_spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the training container of a validated pod spec."""
-    return next(c for c in pod_spec["containers"] if c["name"] == TRAINER_CONTAINER)
-
-
 def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
     """Return the role's pod template, in which the role's named fields replace whole fields.
 
@@ -129,7 +124,7 @@ def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
         {**container} if container["name"] == TRAINER_CONTAINER else container
         for container in pod_spec["containers"]
     ]
-    container, claimed = trainer_container(pod_spec), _claimed(pod_spec)
+    container, claimed = trainer_of(pod_spec), _claimed(pod_spec)
     for holder, fields in ((pod_spec, POD_FIELDS), (container, CONTAINER_FIELDS)):
         for name, key in fields.items():
             if (value := getattr(settings, name)) is not None:
@@ -169,7 +164,7 @@ def _hidden_gpus(spec: TrainJobSpec, pod_spec: Manifest) -> Mapping[str, str]:
     devices = (name for c in containers for name in mapping_at(c, "resources", "limits"))
     if _claimed(pod_spec) or any(is_extended_resource(name) for name in devices):
         return {}
-    if any(v.get("name") in _NO_GPU for _, v in objects_at(trainer_container(pod_spec), "env")):
+    if any(v.get("name") in _NO_GPU for _, v in objects_at(trainer_of(pod_spec), "env")):
         return {}
     return _NO_GPU if any(count_gpus(role_template(spec, role)) for role in replica_counts(spec)) else {}
 
@@ -296,7 +291,7 @@ def build_pod(
     source = source or AgentSource(f"{job.metadata.name}-agent")
     template = role_template(job.spec, role)
     agent = has_agent(job.spec)
-    container = trainer_container(template["spec"])
+    container = trainer_of(template["spec"])
     env = {**_environment(job, replica, attempt, container), **_hidden_gpus(job.spec, template["spec"])}
     if spec_digest:
         env["TRAINJOB_SPEC"] = spec_digest
@@ -396,7 +391,7 @@ def _mounts(job: TrainJob, replica: Replica) -> list[Manifest]:
 def _merge(template: Manifest, overlay: Manifest, annotations: Mapping[str, str]) -> Manifest:
     """Merge the overlay into the user's template: what TrainJob promises wins, all else stays unchanged."""
     pod_spec = template["spec"]
-    container = trainer_container(pod_spec)
+    container = trainer_of(pod_spec)
     ours = overlay.pop("container")
     # Ours come first: `$(TRAINJOB_OUTPUT_DIR)` in the user's variables can only refer to earlier ones.
     # An empty `env:` is null and means none.
@@ -492,7 +487,7 @@ def build_output_reader(job: TrainJob, suffix: str) -> Manifest:
     """
     template = role_template(job.spec, leader(job.spec).role)
     pod_spec = template["spec"]
-    container = trainer_container(pod_spec)
+    container = trainer_of(pod_spec)
     idle = [interpreter_of(container.get("command") or ()), "-I", "-S", "-c", _IDLE, str(READER_SECONDS)]
     near = {
         "labelSelector": {"matchLabels": {LABEL_JOB: job.metadata.name}},

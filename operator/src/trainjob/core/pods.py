@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from trainjob.api import TRAINER_CONTAINER
+from trainjob.api.errors import trainer_of
 from trainjob.core.agent import AgentSource, read_source
 from trainjob.core.agent_reports import TerminationMessage, read_report, read_termination_message
 from trainjob.core.delays import time_left
@@ -426,11 +427,9 @@ def _end_reason(status: Mapping[str, Any], ended: Mapping[str, Any] | None, disr
 
 
 def _world(spec: Mapping[str, Any]) -> Mapping[str, int] | None:
-    for container in spec.get("containers") or ():
-        if container.get("name") == TRAINER_CONTAINER:
-            for variable in container.get("env") or ():
-                if variable.get("name") == "TF_CONFIG":
-                    return training_world(variable.get("value") or "")
+    for variable in trainer_of(spec).get("env") or ():
+        if variable.get("name") == "TF_CONFIG":
+            return training_world(variable.get("value") or "")
     return None
 
 

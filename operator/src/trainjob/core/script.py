@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob.api import API_VERSION, KIND, TRAINER_CONTAINER, InvalidTrainJob, read_value
-from trainjob.api.errors import mapping_at, objects_at, shown
+from trainjob.api.errors import mapping_at, objects_at, shown, trainer_of
 from trainjob.api.types import TrainJobSpec, longest_name
 from trainjob.core.names import QUEUE_NAME
 from trainjob_trainer.contract.environment import SMOKE
@@ -240,9 +240,8 @@ def replace_arguments(job: dict[str, Any], arguments: Sequence[str]) -> None:
 
 def _training_containers(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for holder in (spec, *(spec.get(role) for role in _ROLES)):
-        for _, container in objects_at(mapping_at(holder, "template", "spec"), "containers"):
-            if isinstance(container, dict) and container.get("name") == TRAINER_CONTAINER:
-                yield container
+        if container := trainer_of(mapping_at(holder, "template", "spec")):
+            yield container
 
 
 def _enter(holder: Any, step: str, field: str) -> Any:

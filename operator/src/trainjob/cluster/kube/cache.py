@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trainjob.api import BUNDLE_VOLUME, TRAINER_CONTAINER
 from trainjob.api.constants import RESERVED_LABEL_PREFIX
-from trainjob.api.errors import mapping_at, objects_at
+from trainjob.api.errors import mapping_at, objects_at, trainer_of
 from trainjob.api.rules.size import without_too_large
 from trainjob.cluster.protocol import Manifest
 from trainjob.core.integrations import INTEGRATIONS
@@ -132,11 +132,9 @@ def _project_pod(pod: Manifest) -> Manifest:
 
 
 def _tf_configs(spec: Mapping[str, Any]) -> Iterable[str]:
-    for _, container in objects_at(spec, "containers"):
-        if container.get("name") == TRAINER_CONTAINER:
-            for _, variable in objects_at(container, "env"):
-                if variable.get("name") == "TF_CONFIG" and isinstance(variable.get("value"), str):
-                    yield variable["value"]
+    for _, variable in objects_at(trainer_of(spec), "env"):
+        if variable.get("name") == "TF_CONFIG" and isinstance(variable.get("value"), str):
+            yield variable["value"]
 
 
 def _picked(source: Mapping[str, Any], names: Iterable[str]) -> Manifest:

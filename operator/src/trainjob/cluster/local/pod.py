@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob.api import TRAINER_CONTAINER
+from trainjob.api.errors import trainer_of
 from trainjob.cluster.local.launch import Launch
 from trainjob.cluster.local.machine import (
     CannotRunHere,
@@ -232,9 +233,7 @@ class LocalPod:
         self._process: ReplicaProcess | None = None
         self._log: ReplicaLog | None = None
         self._ended = asyncio.Event()
-        self._image = next(
-            c.get("image", "") for c in manifest["spec"]["containers"] if c["name"] == TRAINER_CONTAINER
-        )
+        self._image = trainer_of(manifest["spec"]).get("image", "")
         manifest["status"] = pending_status(self._image)
 
     @property
