@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.client.pod_log import LogCursor, LogLine
+from trainjob.client.job_logs import LogCursor, LogLine
 
 STAMP = "2026-01-02T03:04:{:02}.{:09}Z"
 

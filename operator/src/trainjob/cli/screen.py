@@ -24,7 +24,7 @@ from trainjob.client.presenter import describe_changes, describe_progress, descr
 from trainjob.client.view import JobView
 
 if TYPE_CHECKING:
-    from trainjob.client.pod_log import LogLine
+    from trainjob.client.job_logs import LogLine
 
 
 # The display of a run: plain lines, or the live display.

@@ -1,20 +1,25 @@
-"""The logs of a job, until now or while it runs."""
+"""The logs of a job's pods: to their ends, through dropped streams; until now, or while the job runs."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import re
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from trainjob.api import TRAINER_CONTAINER
 from trainjob.client.jobs import follow, follow_job, pod_scope
-from trainjob.client.pod_log import LogLine, LogLost, LogSource, PodLog
 from trainjob.client.presenter import describe_deletion, describe_state
-from trainjob.client.problems import NoJob
+from trainjob.client.problems import NoJob, is_missing, is_passing
 from trainjob.client.view import JobView, why_no_log
-from trainjob.cluster.kube.informer import Change, Gone, Listed, Seen
+from trainjob.cluster.kube.informer import Backoff, Change, Gone, Listed, Seen
+from trainjob.cluster.kube.resources import PODS
+from trainjob.cluster.local.process import TextLines
 from trainjob.cluster.protocol import ClusterError
 from trainjob.core.names import Replica, is_training
 from trainjob.core.pods import Pod, PodState, read_pod
@@ -24,16 +29,192 @@ if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
 
 
-# Merged logs of several pods.
+# The position in one log: a dropped stream neither loses nor repeats lines.
+#
+# A log can only be requested from a whole second on (the fraction of `PodLogOptions.sinceTime` is dropped).
+# Two writers stamp stdout and stderr, so stamps sometimes go back a little. So reading resumes one second
+# before the last line, and skips lines of that time that were read already, each as often as it was read.
+
+
+_STAMPED = re.compile(
+    rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)(?: (.*))?", re.DOTALL
+)
+_LONGEST = 1 << 20
+_SECOND = 10**9
+_OVERLAP = _SECOND
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line.
+
+    Attributes:
+        nanoseconds: since 1970, when it was written; of a line without a stamp, that of the line before.
+        stamp: as the API server gives it.
+        text: without terminal control characters.
+    """
+
+    nanoseconds: int
+    stamp: str
+    text: str
+
+
+class LogCursor:
+    """Turns the pieces of a log's streams into lines, one stream after the other."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._latest = 0
+        self._stamp = ""
+        self._taken = deque[tuple[int, int]]()  # of this stream: (nanoseconds, hash of the line)
+        self._before = Counter[int]()  # of earlier streams, in the time that is read again
+
+    @property
+    def since(self) -> str | None:
+        """Return the `sinceTime` of the next stream; None: from the beginning."""
+        if not self._latest:
+            return None
+        start = max(0, self._latest - _OVERLAP) // _SECOND
+        return (_EPOCH + timedelta(seconds=start)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def feed(self, piece: bytes) -> list[LogLine]:
+        """Return the new lines that a piece completes."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        return [line for raw in lines if (line := self._take(raw)) is not None]
+
+    def finish(self) -> list[LogLine]:
+        """Return a last line without a line end, when the log is over."""
+        raw, self._rest = self._rest, b""
+        line = self._take(raw) if _STAMPED.fullmatch(raw) else None
+        return [line] if line is not None else []
+
+    def reopen(self) -> None:
+        """Prepare for another stream of the log, from `since` on, which repeats a line cut in the middle."""
+        self._rest = b""
+        self._forget()
+        # Repeated lines moved from `_before` to `_taken`; those left in `_before` may still be repeated.
+        self._before = +self._before + Counter(line for _, line in self._taken)
+        self._taken.clear()
+
+    def _take(self, raw: bytes) -> LogLine | None:
+        found, moment = _STAMPED.fullmatch(raw), self._latest
+        if found:
+            self._stamp = raw[: found.end(3)].decode()
+            zone = found[3].decode()
+            at = datetime.fromisoformat(found[1].decode() + ("+00:00" if zone == "Z" else zone))
+            seconds = (at - _EPOCH) // timedelta(seconds=1)
+            moment = seconds * _SECOND + int((found[2] or b"0").ljust(9, b"0"))
+        key = hash(raw)
+        self._latest = max(self._latest, moment)
+        self._taken.append((moment, key))
+        if self._taken[0][0] < self._latest - _OVERLAP - _SECOND:
+            self._forget()
+        if self._before[key] > 0:
+            self._before[key] -= 1
+            return None
+        text = (found[4] or b"" if found else raw) + b"\n"
+        return LogLine(moment, self._stamp if found else "", "".join(TextLines(_LONGEST).feed(text)))
+
+    def _forget(self) -> None:
+        oldest = max(0, self._latest - _OVERLAP) // _SECOND * _SECOND
+        while self._taken and self._taken[0][0] < oldest:
+            self._taken.popleft()
+
+
+_SILENCE_SECONDS = 60.0
+"""A log may be silent for so long; then a new request costs little and detects dead connections."""
+_MOST_FAILURES = 4
+_WITHOUT_NEWS = 1.0
+"""Seconds to wait when a log has ended, but the API server doesn't report its container as ended."""
+
+
+class LogLost(Exception):
+    """The rest of a log can't be read; the text says why."""
+
+
+async def read_log(
+    api: ApiClient,
+    namespace: str,
+    pod: Pod,
+    *,
+    follow: bool = False,
+    tail: int | None = None,
+    gives_up: Callable[[], bool] = lambda: True,
+) -> AsyncGenerator[LogLine]:
+    """Yield every line of a pod's log once.
+
+    Args:
+        api: the API server that has it.
+        namespace: of the pod.
+        pod: as it was seen last.
+        follow: read until the container has ended.
+        tail: lines before the end to begin with; None: from the first line.
+        gives_up: returns whether repeated failures end the reading.
+
+    Raises:
+        LogLost: the rest can't be read.
+        ClusterError: the API server refuses the log permanently.
+    """
+    cursor, backoff, ended = LogCursor(), Backoff(), pod.ended
+    while True:
+        options = {
+            "container": TRAINER_CONTAINER,
+            "timestamps": "true",
+            "follow": "true" if follow and not ended else None,
+            "sinceTime": cursor.since,
+            "tailLines": str(tail) if tail is not None and cursor.since is None else None,
+        }
+        query = {name: value for name, value in options.items() if value is not None}
+        try:
+            async with api.log(namespace, pod.name, query, inactivity=_SILENCE_SECONDS) as pieces:
+                async for piece in pieces:
+                    backoff.reset()
+                    for line in cursor.feed(piece):
+                        yield line
+            if ended or not follow:
+                break
+            latest = read_pod(await api.get(PODS, namespace, pod.name))
+            ended = latest is None or latest.ended
+            if not ended:
+                await asyncio.sleep(_WITHOUT_NEWS)
+        except ClusterError as error:
+            if is_missing(error):
+                break  # the pod was deleted, and its log with it
+            # A container that was just created has no log yet: the kubelet responds with 400.
+            wait, is_early = backoff.next(), error.failure.code == 400
+            if not is_passing(error) and not is_early:
+                raise
+            if backoff.failures >= _MOST_FAILURES and (gives_up() or is_early):
+                raise LogLost(error.failure.message or str(error)) from error
+            await asyncio.sleep(wait)
+        cursor.reopen()
+    for line in cursor.finish():
+        yield line
 
 
 Stamped = tuple[str, LogLine]
 """A replica's name and a line of its log."""
 
 
-async def merge_logs(logs: Iterable[AsyncGenerator[Stamped]]) -> AsyncGenerator[Stamped]:
-    """Yield the lines of all logs in order of time, reading no further ahead than necessary."""
+async def lines_so_far(
+    api: ApiClient, pods: Iterable[Pod], namespace: str, tail: int | None, complain: Callable[[str], None]
+) -> AsyncGenerator[Stamped]:
+    """Yield the lines that these pods have written so far, in order of time.
+
+    No log is read further ahead than necessary; `complain` reports one that can't be read.
+    """
     heads: list[tuple[int, int, Stamped, AsyncGenerator[Stamped]]] = []
+
+    async def read(pod: Pod) -> AsyncGenerator[Stamped]:
+        try:
+            async with aclosing(read_log(api, namespace, pod, tail=tail)) as lines:
+                async for line in lines:
+                    yield pod.replica.name, line
+        except (LogLost, ClusterError) as lost:
+            if isinstance(lost, ClusterError) and lost.failure.code in (401, 403):
+                raise
+            complain(f"the log of {pod.replica.title} can't be read to its end: {lost}")
 
     async def push(order: int, log: AsyncGenerator[Stamped]) -> None:
         line = await anext(log, None)
@@ -41,34 +222,12 @@ async def merge_logs(logs: Iterable[AsyncGenerator[Stamped]]) -> AsyncGenerator[
             heapq.heappush(heads, (line[1].nanoseconds, order, line, log))
 
     async with AsyncExitStack() as opened:
-        for order, log in enumerate(logs):
-            await push(order, await opened.enter_async_context(aclosing(log)))
+        for order, pod in enumerate(filter(has_log, pods)):
+            await push(order, await opened.enter_async_context(aclosing(read(pod))))
         while heads:
             _, order, line, log = heapq.heappop(heads)
             yield line
             await push(order, log)
-
-
-async def pod_lines(
-    api: ApiClient, pod: Pod, namespace: str, tail: int | None, complain: Callable[[str], None]
-) -> AsyncGenerator[Stamped]:
-    """Yield the lines that a pod has written so far; `complain` reports a log that can't be read."""
-    log = PodLog(api, LogSource(namespace, pod.name, ended=pod.ended), tail=tail)
-    try:
-        async with aclosing(log.lines()) as lines:
-            async for line in lines:
-                yield pod.replica.name, line
-    except (LogLost, ClusterError) as lost:
-        if isinstance(lost, ClusterError) and lost.failure.code in (401, 403):
-            raise
-        complain(f"the log of {pod.replica.title} can't be read to its end: {lost}")
-
-
-def lines_so_far(
-    api: ApiClient, pods: Iterable[Pod], namespace: str, tail: int | None, complain: Callable[[str], None]
-) -> AsyncGenerator[Stamped]:
-    """Yield the lines that these pods have written so far, in order of time; see `pod_lines`."""
-    return merge_logs(pod_lines(api, pod, namespace, tail, complain) for pod in pods if has_log(pod))
 
 
 # Selection of a job's pods.
@@ -88,8 +247,18 @@ class Wanted:
 
 def own_pods(manifests: Iterable[Mapping[str, Any]], job_uid: str) -> tuple[Pod, ...]:
     """Return the pods that this job owns, not an earlier one of its name; in order of roles."""
-    own = (m for m in manifests if _owner(m) == job_uid)
-    return tuple(sorted(filter(None, map(read_pod, own)), key=lambda p: (_rank(p), p.incarnation)))
+
+    def owner(manifest: Mapping[str, Any]) -> str | None:
+        owners = (manifest.get("metadata") or {}).get("ownerReferences") or ()
+        return next((owner.get("uid") for owner in owners if owner.get("controller")), None)
+
+    def rank(pod: Pod) -> tuple[int, str, int, int]:
+        role = pod.replica.role
+        known = ROLES.index(role) if role in ROLES else len(ROLES)
+        return known, role, pod.replica.index, pod.incarnation
+
+    own = (read_pod(manifest) for manifest in manifests if owner(manifest) == job_uid)
+    return tuple(sorted(filter(None, own), key=rank))
 
 
 def newest_pods(pods: Iterable[Pod], wanted: Wanted) -> tuple[Pod, ...]:
@@ -116,16 +285,6 @@ def earlier_pods(pods: Iterable[Pod], wanted: Wanted, attempt: int | None) -> tu
 def has_log(pod: Pod) -> bool:
     """Return whether its training container has started."""
     return pod.state is PodState.RUNNING or pod.exit_code is not None
-
-
-def _rank(pod: Pod) -> tuple[int, str, int]:
-    role = pod.replica.role
-    return ROLES.index(role) if role in ROLES else len(ROLES), role, pod.replica.index
-
-
-def _owner(manifest: Mapping[str, Any]) -> str | None:
-    owners = (manifest.get("metadata") or {}).get("ownerReferences") or ()
-    return next((owner.get("uid") for owner in owners if owner.get("controller")), None)
 
 
 # The pods whose logs are read while a job is followed.
@@ -197,13 +356,13 @@ def describe_waits(waits: dict[str, str]) -> str:
     titles = dict[str, list[str]]()
     for title, why in waits.items():
         titles.setdefault(why, []).append(title)
-    return "; ".join(f"{_listed(names)}: {why}" for why, names in titles.items())
 
+    def listed(names: list[str]) -> str:
+        if len(names) > 3:
+            return f"{names[0]} and {len(names) - 1} more"
+        return " and ".join(", ".join(names).rsplit(", ", maxsplit=1))
 
-def _listed(names: list[str]) -> str:
-    if len(names) > 3:
-        return f"{names[0]} and {len(names) - 1} more"
-    return " and ".join(", ".join(names).rsplit(", ", maxsplit=1))
+    return "; ".join(f"{listed(names)}: {why}" for why, names in titles.items())
 
 
 # All logs of a running job: a task for each pod, one for the job and one for its pods.
@@ -263,11 +422,13 @@ class LogFollowing:
             raise self._deletion
         return self._job
 
-    async def _watch_pods(self, group: asyncio.TaskGroup) -> None:
+    async def _watch_pods(self, group: asyncio.TaskGroup, *, once: bool = False) -> None:
         async with aclosing(follow(self._api, pod_scope(self._job.namespace, self._job.name))) as changes:
             async for change in changes:
                 self._take_pods(change, group)
                 self._check_end()
+                if once and isinstance(change, Listed):
+                    break
 
     def _take_pods(self, change: Change, group: asyncio.TaskGroup) -> None:
         followed = self._followed
@@ -294,17 +455,9 @@ class LogFollowing:
                     self._report_state(job)
         except NoJob as deletion:
             self._deletion = deletion
-        await self._read_pods_again(group)
+        await self._watch_pods(group, once=True)  # their own watch may lag behind the job's
         self._is_over = True
         self._check_end()
-
-    async def _read_pods_again(self, group: asyncio.TaskGroup) -> None:
-        """List the pods once more, as their watch may lag behind the job's."""
-        async with aclosing(follow(self._api, pod_scope(self._job.namespace, self._job.name))) as changes:
-            async for change in changes:
-                self._take_pods(change, group)
-                if isinstance(change, Listed):
-                    break
 
     def _check_end(self) -> None:
         if self._is_over and self._followed.complete and self._reading == 0:
@@ -320,15 +473,16 @@ class LogFollowing:
         self._reported = text
 
     async def _read(self, pod: Pod) -> None:
-        log = PodLog(
+        lines = read_log(
             self._api,
-            LogSource(self._job.namespace, pod.name, ended=pod.ended),
+            self._job.namespace,
+            pod,
             follow=True,
             tail=self._tail if self._followed.was_there(pod) else None,
             gives_up=lambda: self._is_over,
         )
         try:
-            async with aclosing(log.lines()) as lines:
+            async with aclosing(lines):
                 async for line in lines:
                     self._on_line(pod.replica.name, line)
         except LogLost as lost:
