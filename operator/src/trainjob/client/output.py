@@ -16,12 +16,12 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.client import output_archive
@@ -32,7 +32,7 @@ from trainjob.client.output_archive import BLOCK, END, FILES, OFFSET
 from trainjob.client.presenter import describe_state
 from trainjob.client.problems import ClusterProblem, describe_problem, explain, is_missing
 from trainjob.client.view import JobView, manifest_of
-from trainjob.cluster.kube.exec import Executed, start
+from trainjob.cluster.kube.exec import Executed, RunningProgram, start
 from trainjob.cluster.kube.informer import Gone, Scope, Seen
 from trainjob.cluster.kube.resources import EVENTS, PODS
 from trainjob.cluster.protocol import ClusterError, Manifest
@@ -94,21 +94,29 @@ class UnsafeArchive(ClusterProblem):
     """The archive isn't one of `output_archive.py`; nothing of it is kept."""
 
 
-class Program(Protocol):
-    """The running `output_archive.py`; its methods block."""
+Program: TypeAlias = "RunningProgram | LocalProgram"
+"""The running `output_archive.py`."""
+
+
+class LocalProgram:
+    """The program as a process of this machine, with the methods of `RunningProgram`."""
+
+    def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:
+        words = [sys.executable, "-I", "-S", output_archive.__file__, str(folder), json.dumps(request)]
+        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.stop, self.close = self._process.kill, self._process.communicate
 
     def read(self) -> bytes:
-        """Return the next piece of its output, of any size; an empty one at its end."""
-
-    def stop(self) -> None:
-        """End it, and the `read` of another thread."""
-
-    def close(self) -> None:
-        """Release what it uses, once nothing reads it any more."""
+        """Return the next piece of its output; an empty one at its end."""
+        assert self._process.stdout is not None  # noqa: S101 - a pipe
+        return self._process.stdout.read(BLOCK)
 
     @property
     def result(self) -> Executed:
         """Return how it ended."""
+        assert self._process.stderr is not None  # noqa: S101 - a pipe
+        complaint = self._process.stderr.read()
+        return Executed(self._process.wait(), complaint.decode(errors="replace"))
 
 
 class _Pieces:
@@ -143,10 +151,9 @@ def receive(name: str, program: Program, into: Path, progress: Progress = _ignor
         ClusterProblem: the program failed, the connection broke off, or the archive is unsafe.
         OSError: a file can't be written.
     """
-    pieces = _Pieces(program)
-    line = pieces.line()
+    pieces, copied, problem = _Pieces(program), None, None
     try:
-        header = json.loads(line)
+        header = json.loads(pieces.line())
         if header.get("missing") == "":
             raise ClusterProblem(f"{name} has no output yet")
         if "missing" in header:
@@ -154,24 +161,18 @@ def receive(name: str, program: Program, into: Path, progress: Progress = _ignor
         total = Copied(int(header["files"]), int(header["bytes"]))
         copied = unpack(pieces, into, total, progress)
     except (ValueError, TypeError, KeyError, AttributeError, tarfile.TarError) as error:
-        while pieces.read(BLOCK):
-            pass
-        raise ClusterProblem(_describe_failure(name, program.result, error)) from error
+        problem = error
     while pieces.read(BLOCK):
         pass
     result = program.result
-    if result.code != 0 or copied is None:
-        raise ClusterProblem(_describe_failure(name, result, None))
-    return copied
-
-
-def _describe_failure(name: str, result: Executed, error: Exception | None) -> str:
-    complaint = quoted(last_line(result.complaint))
-    if result.code is None:
-        return f"the output of {name} can't be read: {complaint}"
-    if result.code:
-        return f"the output of {name} can't be read: {complaint}; try again, if it has just changed"
-    return f"the output of {name} was not received whole ({error or 'its end is missing'}); try again"
+    if copied is not None and result.code == 0:
+        return copied
+    if result.code == 0:
+        why = f"was not received whole ({problem or 'its end is missing'}); try again"
+    else:
+        again = "" if result.code is None else "; try again, if it has just changed"
+        why = f"can't be read: {quoted(last_line(result.complaint))}{again}"
+    raise ClusterProblem(f"the output of {name} {why}") from problem
 
 
 def unpack(stream: _Pieces, into: Path, total: Copied, progress: Progress = _ignore) -> Copied | None:
@@ -269,25 +270,26 @@ class Output:
             put_in_place(folder / inner)
         return copied
 
-    async def model(self, target: Path, progress: Progress = _ignore) -> Copied:
+    async def model(self, target: Path) -> None:
         """Copy what `train_and_evaluate` has exported, or the `.keras` files that a script has saved itself.
 
         Raises:
             FileExistsError, ClusterProblem, OSError: see `copy`.
         """
         try:
-            return await self.copy("model", target, progress)
+            await self.copy("model", target)
         except NoSuchPath as missing:
             saved = [path for path in missing.there if path.endswith(".keras")]
+        else:
+            return
         if not saved:
             raise ClusterProblem(
                 f"{self._name} has left no model: train_and_evaluate leaves one at its end, a script or "
                 "function saves its own: model.save(os.environ['TRAINJOB_OUTPUT_DIR'] + '/model.keras')"
             )
         with _new(target) as (folder, put_in_place):
-            copied = await self._fetch({"paths": saved}, folder, progress)
+            await self._fetch({"paths": saved}, folder)
             put_in_place(folder)
-        return copied
 
     async def history(self) -> History:
         """Return the metrics over the steps: see `read_history`."""
@@ -310,8 +312,9 @@ class Output:
 
     async def update(self, folder: Path) -> Copied:
         """Add to a folder what TensorBoard shows and what isn't in it yet; files grow in place."""
-        request = {"paths": [""], "pattern": _FOR_TENSORBOARD, "sizes": _sizes(folder)}
-        return await self._fetch(request, folder)
+        files = [path for path in folder.rglob("*") if path.is_file()]  # noqa: ASYNC240 - few
+        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+        return await self._fetch({"paths": [""], "pattern": _FOR_TENSORBOARD, "sizes": sizes}, folder)
 
     async def _fetch(self, request: Mapping[str, Any], into: Path, progress: Progress = _ignore) -> Copied:
         program = await self._run(request)
@@ -326,11 +329,6 @@ class Output:
             program.close()
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
-
-
 @contextmanager
 def _new(target: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
     """Give a folder beside the target, and what moves its content there; nothing of it stays.
@@ -341,11 +339,15 @@ def _new(target: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
     """
 
     def put_in_place(path: Path) -> None:
-        _refuse_existing(target)
+        refuse_existing()
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
 
-    _refuse_existing(target)
+    def refuse_existing() -> None:
+        if target.exists() or target.is_symlink():
+            raise FileExistsError(f"{target} exists already: remove it, or name another one")
+
+    refuse_existing()
     beside = next(folder for folder in target.absolute().parents if folder.exists())
     if not beside.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(beside))
@@ -353,11 +355,6 @@ def _new(target: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
         folder = Path(private) / "files"
         folder.mkdir()
         yield folder, put_in_place
-
-
-def _refuse_existing(target: Path) -> None:
-    if target.exists() or target.is_symlink():
-        raise FileExistsError(f"{target} exists already: remove it, or name another one")
 
 
 @asynccontextmanager
@@ -378,37 +375,13 @@ async def open_output(
         folder = Path(job.folder)
 
         async def run_here(request: Mapping[str, Any]) -> Program:
-            return _LocalProgram(folder, request)
+            return LocalProgram(folder, request)
 
         yield Output(job.name, run_here, folder)
         return
     assert isinstance(handle, ClusterJob)  # noqa: S101 - it has no folder
     async with _reader_of(handle.api, job, note) as run_there:
         yield Output(job.name, run_there)
-
-
-class _LocalProgram:
-    """The program as a process of this machine."""
-
-    def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:
-        words = [sys.executable, "-I", "-S", output_archive.__file__, str(folder), json.dumps(request)]
-        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-    def read(self) -> bytes:
-        assert self._process.stdout is not None  # noqa: S101 - a pipe
-        return self._process.stdout.read(BLOCK)
-
-    def stop(self) -> None:
-        self._process.kill()
-
-    def close(self) -> None:
-        self._process.communicate()
-
-    @property
-    def result(self) -> Executed:
-        assert self._process.stderr is not None  # noqa: S101 - a pipe
-        complaint = self._process.stderr.read()
-        return Executed(self._process.wait(), complaint.decode(errors="replace"))
 
 
 # The pod that reads the output of a job in a cluster.
@@ -455,7 +428,17 @@ async def _reader_of(
             raise _explained(error) from error
         yield run_there
     finally:
-        await _delete(api, namespace, name, note)
+        why = ""
+        try:
+            async with asyncio.timeout(_DELETE_SECONDS):
+                await api.delete(PODS, namespace, name, uid="")  # no other pod has its random name
+        except TimeoutError:
+            why = "the API server doesn't answer"
+        except ClusterError as error:
+            if error.failure.code != 404:  # it was never created
+                why = describe_problem(error)
+        if why:
+            note(f"the pod {name} can't be deleted ({why}); it ends by itself within an hour")
 
 
 def plan_reader(job: JobView, suffix: str) -> tuple[Manifest, str]:
@@ -517,10 +500,15 @@ async def _until_it_runs(api: ApiClient, namespace: str, name: str, note: Callab
                 if why not in (before, _STARTING):
                     note(f"waiting for the pod that reads the output: {why}")
     except TimeoutError:
-        event = await _last_warning(api, namespace, name)
+        with suppress(ClusterError):  # the last warning, such as one about its volume, says more
+            events = await api.list(EVENTS, namespace, fields=f"involvedObject.name={name}")
+            warnings = [event for event in events.get("items") or () if event.get("type") == "Warning"]
+            if warnings:
+                last = max(warnings, key=event_time)
+                why = f"{last.get('reason')}: {quoted(str(last.get('message')))}"
+        minutes = f"{_START_SECONDS / 60:g} minutes"
         raise ClusterProblem(
-            f"the pod {name}, which reads the output, didn't start within {_START_SECONDS / 60:g} minutes: "
-            f"{event or why}"
+            f"the pod {name}, which reads the output, didn't start within {minutes}: {why}"
         ) from None
 
 
@@ -543,30 +531,3 @@ def why_not_running(pod: Mapping[str, Any]) -> tuple[str, bool]:
         return _STARTING, False
     reason, message = waiting
     return f"{reason}: {message}" if message else reason, reason in _FINAL
-
-
-async def _last_warning(api: ApiClient, namespace: str, pod: str) -> str:
-    """Return the last warning about the pod, such as one about its volume, or nothing."""
-    try:
-        events = (await api.list(EVENTS, namespace, fields=f"involvedObject.name={pod}")).get("items") or ()
-    except ClusterError:
-        return ""
-    warnings = [event for event in events if event.get("type") == "Warning"]
-    warnings.sort(key=event_time)
-    return f"{warnings[-1].get('reason')}: {quoted(str(warnings[-1].get('message')))}" if warnings else ""
-
-
-async def _delete(api: ApiClient, namespace: str, name: str, note: Callable[[str], None]) -> None:
-    """Delete the pod, if it was created."""
-    try:
-        async with asyncio.timeout(_DELETE_SECONDS):
-            await api.delete(PODS, namespace, name, uid="")  # no other pod has its random name
-    except TimeoutError:
-        why = "the API server doesn't answer"
-    except ClusterError as error:
-        if error.failure.code == 404:
-            return
-        why = describe_problem(error)
-    else:
-        return
-    note(f"the pod {name} can't be deleted ({why}); it ends by itself within an hour")

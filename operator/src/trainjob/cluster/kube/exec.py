@@ -102,8 +102,20 @@ class RunningProgram:
     @property
     def result(self) -> Executed:
         """Return how it ended; call it at the end."""
-        complaint, status = (self._texts[each].decode(errors="replace") for each in (_COMPLAINT, _STATUS))
-        return _executed(complaint, _parsed(status))
+        complaint, text = (self._texts[each].decode(errors="replace") for each in (_COMPLAINT, _STATUS))
+        try:
+            status = yaml.safe_load(text)
+        except yaml.YAMLError:
+            status = None
+        if not isinstance(status, dict):
+            status = {}
+        if status.get("status") == "Success":
+            return Executed(0, complaint)
+        causes = (status.get("details") or {}).get("causes") or ()
+        codes = [str(cause.get("message")) for cause in causes if cause.get("reason") == "ExitCode"]
+        if codes and codes[0].isdecimal():
+            return Executed(int(codes[0]), complaint)
+        return Executed(None, str(status.get("message") or complaint or "the connection broke off"))
 
     def close(self) -> None:
         """Release the connection, once nothing reads it any more."""
@@ -137,24 +149,6 @@ def _connect(
         raise error_of(error.status_code, error.resp_body or b"", request=request) from error
     except (websocket.WebSocketException, OSError) as error:
         raise unreachable(request, str(error) or type(error).__name__) from error
-
-
-def _executed(complaint: str, status: Mapping[str, Any]) -> Executed:
-    if status.get("status") == "Success":
-        return Executed(0, complaint)
-    causes = (status.get("details") or {}).get("causes") or ()
-    codes = [str(cause.get("message")) for cause in causes if cause.get("reason") == "ExitCode"]
-    if codes and codes[0].isdecimal():
-        return Executed(int(codes[0]), complaint)
-    return Executed(None, str(status.get("message") or complaint or "the connection broke off"))
-
-
-def _parsed(status: str) -> Mapping[str, Any]:
-    try:
-        found = yaml.safe_load(status)
-    except yaml.YAMLError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _text(file: object) -> str | None:
