@@ -257,17 +257,18 @@ def test_a_start_that_is_interrupted_leaves_no_process(
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    async def never_found(answer: IO[bytes]) -> None:
-        answer.close()
-        raise asyncio.CancelledError
+    async def interrupt() -> None:
+        loop, run = asyncio.get_running_loop(), asyncio.ensure_future(Trainer(fails).aio.run())
 
-    def spawn(*arguments: Any) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-        process, answer = _spawn(*arguments)
-        started.append(process)
-        return process, answer
+        def spawn(*arguments: Any) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+            process, answer = _spawn(*arguments)
+            started.append(process)
+            loop.call_soon_threadsafe(loop.call_later, 0.1, run.cancel)
+            return process, answer
 
-    monkeypatch.setattr(trainer, "_spawn", spawn)
-    monkeypatch.setattr(trainer, "_find_run", never_found)
+        monkeypatch.setattr(trainer, "_spawn", spawn)
+        await run
+
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(Trainer(fails).aio.run())
+        asyncio.run(interrupt())
     assert started[0].wait() != 0

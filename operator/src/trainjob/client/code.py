@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainjob_trainer.contract.files import LARGEST_CODE
 
@@ -72,8 +72,7 @@ def collect(
         UnusableCode: a path is missing, unreadable or outside the root, the files are too large, or there is
             none.
     """
-    walk = _Walk(root, skip)
-    paths = tuple(paths)
+    walk, paths = _Walk(root, skip), tuple(paths)
     for path in paths:
         if path.is_dir():
             walk.add_folder(path, lambda _: True)
@@ -82,7 +81,14 @@ def collect(
     if script is not None:
         walk.add_file(script)
         walk.add_folder(script.parent, _is_python)
-    code = walk.read()
+    _check_size({name: path.stat().st_size for name, path in walk.paths.items()})
+    code = Code(notes=list(walk.notes))
+    for name, path in sorted(walk.paths.items()):
+        try:
+            code.files[name] = path.read_bytes()
+        except OSError as error:
+            problem = f"{name} can't be read: {error.strerror}; leave it out by a .trainjobignore"
+            raise UnusableCode(problem) from error
     if not code.files:
         raise UnusableCode(
             f"{_listed(paths)}: no file in it travels: all are hidden or ignored (see .gitignore); name one"
@@ -101,14 +107,21 @@ def _is_python(entry: os.DirEntry[str]) -> bool:
 
 
 class _Walk:
-    """Finds files below a root; reads them at the end, when their sizes are known."""
+    """Finds files below a root.
+
+    Attributes:
+        paths: where each file is, by its name below the root.
+        notes: what was left out, each line once.
+    """
 
     def __init__(self, root: Path, skip: Iterable[Path]) -> None:
         self._root = root.resolve()
         self._skip = {path.resolve() for path in skip}
-        self._found: dict[str, Path] = {}
-        self._notes: dict[str, None] = {}
-        self._rules = _Rules(self._root)
+        self._specs: dict[Path, GitIgnoreSpec | None] = {}
+        above = (self._root, *self._root.parents)
+        self._repository = next((folder for folder in above if (folder / ".git").exists()), self._root)
+        self.paths: dict[str, Path] = {}
+        self.notes: dict[str, None] = {}
 
     def add_file(self, path: Path) -> None:
         """Add a file that was named."""
@@ -116,26 +129,12 @@ class _Walk:
             raise UnusableCode(f"there is no {path}")
         if not path.is_file():
             raise UnusableCode(f"{path} is neither a file nor a folder")
-        self._found[self._inside(path)] = path.resolve()
+        self.paths[self._inside(path)] = path.resolve()
 
-    def add_folder(self, path: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> None:
-        """Add the files of a folder that was named."""
+    def add_folder(self, path: Path, travels: Callable[[os.DirEntry[str]], bool]) -> None:
+        """Add the files of a folder that was named, of the entries in it those that travel."""
         inside, folder = self._inside(path), path.resolve()
-        self._enter(folder, "" if inside == "." else f"{inside}/", wanted, tuple(folder.parents))
-
-    def read(self) -> Code:
-        """Return the content of all files."""
-        sizes = {name: path.stat().st_size for name, path in self._found.items()}
-        if sum(sizes.values()) > LARGEST_CODE:
-            raise UnusableCode(_too_large("the code is larger than 50 MB", sizes))
-        code = Code(notes=list(self._notes))
-        for name in sorted(self._found):
-            try:
-                code.files[name] = self._found[name].read_bytes()
-            except OSError as error:
-                problem = f"{name} can't be read: {error.strerror}; leave it out by a .trainjobignore"
-                raise UnusableCode(problem) from error
-        return code
+        self._enter(folder, "" if inside == "." else f"{inside}/", travels, tuple(folder.parents))
 
     def _inside(self, path: Path) -> str:
         # The last part stays as it is: a link travels under its own name.
@@ -148,7 +147,7 @@ class _Walk:
         return whole.relative_to(self._root).as_posix()
 
     def _enter(
-        self, folder: Path, prefix: str, wanted: Callable[[os.DirEntry[str]], bool], above: tuple[Path, ...]
+        self, folder: Path, prefix: str, travels: Callable[[os.DirEntry[str]], bool], above: tuple[Path, ...]
     ) -> None:
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -156,14 +155,14 @@ class _Walk:
             raise UnusableCode(f"{folder} can't be read: {error.strerror}") from error
         for entry in entries:
             path, name = Path(entry.path), f"{prefix}{entry.name}"
-            if self._never_travels(entry) or not wanted(entry) or self._rules.ignore(name, entry.is_dir()):
+            if self._never_travels(entry) or not travels(entry) or self._is_ignored(name, entry.is_dir()):
                 continue
             if entry.is_symlink() and not self._follows(path, name, (*above, folder)):
                 continue
             if entry.is_dir():
-                self._enter(path.resolve(), f"{name}/", wanted, (*above, folder))
+                self._enter(path.resolve(), f"{name}/", travels, (*above, folder))
             elif entry.is_file():
-                self._found[name] = path.resolve()
+                self.paths[name] = path.resolve()
 
     def _never_travels(self, entry: os.DirEntry[str]) -> bool:
         if entry.name.startswith(".") or entry.name.endswith((".pyc", ".pyo")):
@@ -171,12 +170,8 @@ class _Walk:
         if not entry.is_dir():
             return False
         path = Path(entry.path)
-        return (
-            entry.name in ("__pycache__", "node_modules")
-            or (path / "pyvenv.cfg").is_file()
-            or (path / "conda-meta").is_dir()
-            or path.resolve() in self._skip
-        )
+        is_environment = (path / "pyvenv.cfg").is_file() or (path / "conda-meta").is_dir()
+        return is_environment or entry.name in ("__pycache__", "node_modules") or path.resolve() in self._skip
 
     def _follows(self, path: Path, name: str, above: tuple[Path, ...]) -> bool:
         target = path.resolve()
@@ -188,34 +183,24 @@ class _Walk:
             problem = "leads back to a folder that holds it"
         else:
             return True
-        self._notes[f"{name} is a link that {problem}; it doesn't travel"] = None
+        self.notes[f"{name} is a link that {problem}; it doesn't travel"] = None
         return False
 
-
-class _Rules:
-    """The rules of ignore files for paths below a root; deeper files come first, as in git."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._specs: dict[Path, GitIgnoreSpec | None] = {}
-        repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
-        self._top = repository
-
-    def ignore(self, name: str, is_folder: bool) -> bool:
-        """Return whether the path `name` below the root is ignored; its folder is known not to be."""
+    def _is_ignored(self, name: str, is_folder: bool) -> bool:
+        """Return whether a path is ignored whose folder isn't; the rules of deeper folders come first."""
         path = self._root / name
         for folder in path.parents:
-            spec = self._spec(folder)
+            spec = self._rules(folder)
             if spec is not None:
                 relative = path.relative_to(folder).as_posix() + ("/" if is_folder else "")
                 decision = spec.check_file(relative).include
                 if decision is not None:
                     return decision
-            if folder == self._top:
+            if folder == self._repository:
                 break
         return False
 
-    def _spec(self, folder: Path) -> GitIgnoreSpec | None:
+    def _rules(self, folder: Path) -> GitIgnoreSpec | None:
         if folder not in self._specs:
             from pathspec import GitIgnoreSpec  # noqa: PLC0415 - most commands pack nothing
 
@@ -230,14 +215,8 @@ class _Rules:
 # Packing.
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Files in one archive.
-
-    Attributes:
-        archive: a zip file, at most `LARGEST` bytes.
-        digest: its SHA-256, in hex.
-    """
+class Packed(NamedTuple):
+    """Files in one zip archive of at most `LARGEST` bytes, and its SHA-256 in hex."""
 
     archive: bytes
     digest: str
@@ -260,20 +239,26 @@ def pack(files: Mapping[str, bytes]) -> Packed:
     Raises:
         UnusableCode: they are too large, or a name can't travel.
     """
-    if sum(map(len, files.values())) > LARGEST_CODE:
-        sizes = {name: len(content) for name, content in files.items()}
-        raise UnusableCode(_too_large("the code is larger than 50 MB", sizes))
+    _check_size({name: len(content) for name, content in files.items()})
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for name in sorted(files):
-            archive.writestr(_entry(name, files[name]), files[name], compresslevel=9)
+        for name, content in sorted(files.items()):
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                shown = name.encode(errors="backslashreplace").decode()
+                raise UnusableCode(
+                    f"the name {shown} isn't UTF-8 text, so it can't travel; rename the file"
+                ) from None
+            entry = zipfile.ZipInfo(name, _EARLIEST)
+            entry.create_system = _UNIX
+            entry.external_attr = (stat.S_IFREG | (0o755 if content.startswith(b"#!") else 0o644)) << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=9)
         sizes = {entry.filename: entry.compress_size for entry in archive.infolist()}
-    content = packed.getvalue()
-    if len(content) > LARGEST:
-        raise UnusableCode(
-            _too_large(f"the code is {_kilobytes(len(content))} packed, more than 900 kB", sizes)
-        )
-    return Packed(content, hashlib.sha256(content).hexdigest())
+    whole = packed.getvalue()
+    if len(whole) > LARGEST:
+        raise _too_large(f"the code is {_kilobytes(len(whole))} packed, more than 900 kB", sizes)
+    return Packed(whole, hashlib.sha256(whole).hexdigest())
 
 
 def describe(files: Mapping[str, bytes], packed: Packed) -> str:
@@ -282,26 +267,15 @@ def describe(files: Mapping[str, bytes], packed: Packed) -> str:
     return f"{count}, {_kilobytes(len(packed.archive))} packed: {_listed(sorted(files))}"
 
 
-def _entry(name: str, content: bytes) -> zipfile.ZipInfo:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        shown = name.encode(errors="backslashreplace").decode()
-        raise UnusableCode(
-            f"the name {shown} isn't UTF-8 text, so it can't travel; rename the file"
-        ) from None
-    entry = zipfile.ZipInfo(name, _EARLIEST)
-    entry.create_system = _UNIX
-    mode = 0o755 if content.startswith(b"#!") else 0o644
-    entry.external_attr = (stat.S_IFREG | mode) << 16
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    return entry
+def _check_size(sizes: Mapping[str, int]) -> None:
+    if sum(sizes.values()) > LARGEST_CODE:
+        raise _too_large("the code is larger than 50 MB", sizes)
 
 
-def _too_large(problem: str, sizes: Mapping[str, int]) -> str:
+def _too_large(problem: str, sizes: Mapping[str, int]) -> UnusableCode:
     largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:_NAMED_IN_MESSAGES]
     named = ", ".join(f"{name} ({_kilobytes(sizes[name])})" for name in largest)
-    return f"{problem}; the largest files are {named}: {_ADVICE}"
+    return UnusableCode(f"{problem}; the largest files are {named}: {_ADVICE}")
 
 
 def _kilobytes(size: int) -> str:

@@ -37,7 +37,6 @@ from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
     from trainjob.client.code import Packed
-    from trainjob.client.run_record import Run
 
 RUNS = Path("runs")
 """Where runs on this machine lie, below the working directory; `trainjob run` has the same."""
@@ -95,6 +94,8 @@ class AsyncTrainer:
 
         Ctrl-C, and the end of this process, don't reach it: a notebook's kernel may be restarted meanwhile.
         """
+        from trainjob.client.run_record import read_run_folder  # noqa: PLC0415 - not for clusters
+
         if fresh and smoke:
             raise ValueError("smoke=True always starts over, beside the job: leave out fresh=True")
         options = ["--plain", "--folder", str(RUNS)]
@@ -104,11 +105,17 @@ class AsyncTrainer:
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         with log:
             process, answer = await asyncio.to_thread(_spawn, options, self._trainer._local_manifest(), log)
+
+            def read() -> bytes:
+                with answer:
+                    return answer.read()  # ends with the process at the latest
+
             try:
-                run = await _find_run(answer)
+                folder = await asyncio.to_thread(read)
             except asyncio.CancelledError:
                 process.terminate()  # Ctrl-C, before anybody knows of it
                 raise
+            run = read_run_folder(Path(os.fsdecode(folder))) if folder else None
             if run is None:
                 log.seek(0)
                 words = printable(log.read().decode(errors="replace")).strip()
@@ -289,17 +296,15 @@ class Trainer:
         files = dict[str, bytes]()
         if job.code or self._script is not None:
             files = collect(Path.cwd(), job.code, script=self._script, skip=[RUNS]).files
-        function = self._pack_function() if self._is_function else {}
-        own = pack(files).digest if files and function else ""
+        function = self._pack_function()
         packed = pack(files | function) if files or function else None
-        manifest = _function_job(job, function, own=own) if function else build_job(job)
+        manifest = self._build(function, files=pack(files).digest if files and function else "")
         return (with_code(manifest, packed) if packed is not None else manifest), packed
 
-    @property
-    def _is_function(self) -> bool:
-        return self._script is None and not self._command
-
     def _pack_function(self) -> dict[str, bytes]:
+        """Return the files of the function; none of a script or a command."""
+        if self._script is not None or self._command:
+            return {}
         from trainjob.client.function import pack_function  # noqa: PLC0415 - not for scripts
 
         assert callable(self._train)  # noqa: S101 - `_check` has seen to it
@@ -307,11 +312,27 @@ class Trainer:
 
     def _local_manifest(self) -> dict[str, Any]:
         """Return the job for this machine, where scripts and modules lie already; a function is laid out."""
-        if not self._is_function:
-            return build_job(self._job)
         function = self._pack_function()
-        folder = lay_out(function, RUNS.absolute() / ".functions", self._job.name)
-        return _function_job(self._job, function, folder)
+        folder = lay_out(function, RUNS.absolute() / ".functions", self.name) if function else Path()
+        return self._build(function, folder)
+
+    def _build(self, function: Mapping[str, bytes], folder: Path = Path(), files: str = "") -> dict[str, Any]:
+        """Return the job; that of a function says what the function is, whose bytes differ each time.
+
+        Args:
+            function: the files of the packed function.
+            folder: has them.
+            files: the digest of the other files that travel with it.
+        """
+        if not function:
+            return build_job(self._job)
+        from trainjob.client.function import COMMAND  # noqa: PLC0415 - not for scripts
+
+        *words, header = COMMAND
+        identity = {**json.loads(function[header])["identity"], "files": files}
+        manifest = build_job(replace(self._job, command=(*words, str(folder / header))))
+        manifest["metadata"]["annotations"] = {FUNCTION: json.dumps(identity, sort_keys=True)}
+        return manifest
 
 
 # A run on this machine: a process that does what `trainjob run` does.
@@ -342,37 +363,6 @@ def _spawn(
     with suppress(BrokenPipeError), process.stdin as stdin:  # a program that has ended has said why
         stdin.write(dump_yaml(dict(manifest)).encode())
     return process, os.fdopen(answer, "rb")
-
-
-async def _find_run(answer: IO[bytes]) -> Run | None:
-    """Return the run of a process once it has begun, or the finished one that it has found.
-
-    None: the process has failed.
-    """
-    from trainjob.client.run_record import read_run_folder  # noqa: PLC0415 - not for clusters
-
-    def read() -> bytes:
-        with answer:
-            return answer.read()  # ends with the process at the latest
-
-    folder = await asyncio.to_thread(read)
-    return read_run_folder(Path(os.fsdecode(folder))) if folder else None
-
-
-def _function_job(
-    job: ScriptJob, files: Mapping[str, bytes], folder: Path = Path(), own: str = ""
-) -> dict[str, Any]:
-    """Return the job of a packed function, which says what the function is: its bytes differ each time.
-
-    The folder has the files; `own` is the digest of the other files that travel with it.
-    """
-    from trainjob.client.function import COMMAND  # noqa: PLC0415 - not for scripts
-
-    *words, header = COMMAND
-    identity = {**json.loads(files[header])["identity"], "files": own}
-    manifest = build_job(replace(job, command=(*words, str(folder / header))))
-    manifest["metadata"]["annotations"] = {FUNCTION: json.dumps(identity, sort_keys=True)}
-    return manifest
 
 
 def lay_out(files: Mapping[str, bytes], parent: Path, name: str) -> Path:
