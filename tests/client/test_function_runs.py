@@ -159,7 +159,9 @@ def test_functions_with_all_they_use_arrive_unchanged(
         for name, (function, arguments, _) in cases.items()
     }
     # Of files that travel by themselves the modules are imported, from the folder where they lie there.
-    as_files = pack_function(from_files, {}, folder=project, as_files=[project / "src"])
+    with monkeypatch.context() as patch:
+        patch.chdir(project)
+        as_files = pack_function(from_files, {}, as_files=[project / "src"])
     there = tmp_path / "there" / "src"
     there.mkdir(parents=True)
     (there / "files_train.py").write_text((project / "src" / "files_train.py").read_text())

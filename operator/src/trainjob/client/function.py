@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -50,32 +50,42 @@ class CannotPack(ValueError):
 
 
 def pack_function(
-    function: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    *,
-    folder: Path | None = None,
-    as_files: Collection[Path] = (),
+    function: Callable[..., Any], arguments: Mapping[str, Any], *, as_files: Collection[Path] = ()
 ) -> dict[str, bytes]:
     """Return the files of a function, by path in the job's code.
 
     Args:
         function: what every replica calls.
         arguments: by name.
-        folder: becomes the working directory of the replicas; None for the current one.
-        as_files: files and folders in it that travel by themselves: their modules are imported. All other
-            modules of the project travel by value.
+        as_files: files and folders in the working directory, which becomes that of the replicas, that travel
+            by themselves: their modules are imported. All other modules of the project travel by value.
 
     Raises:
         CannotPack: it can't be packed, or is too large.
     """
-    name = entry_of(function)
+    if not callable(function):
+        raise CannotPack(f"a {type(function).__qualname__} is no function")
+    inner = getattr(function, "func", function)  # of functools.partial
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    if (module := getattr(inner, "__module__", None)) not in (None, "__main__"):
+        name = f"{module}.{name}"
     if inspect.iscoroutinefunction(function):
         raise CannotPack(f"{name} is asynchronous: pass a plain function that calls asyncio.run")
-    folder = (folder or Path.cwd()).resolve()
+    folder = Path.cwd().resolve()
     as_files = tuple(Path(path).resolve() for path in as_files)
-    with _by_value(find_root(function).resolve(), as_files):
+    own = _own_modules(_find_root(function).resolve(), as_files)
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
         payload, files = _pickle(function, arguments, name)
         identity = _identify(function, arguments)
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
+    sources = {file: "".join(linecache.getlines(file)) for file in sorted(files)}
+    # Where Python finds what travels as files.
+    entries = [Path(entry or ".").resolve() for entry in sys.path]
+    found = [entry for entry in entries if any(file.is_relative_to(entry) for file in as_files)]
     header = {
         "format": FUNCTION_FORMAT,
         "python": python_version(),
@@ -83,83 +93,50 @@ def pack_function(
         "sha256": hashlib.sha256(payload).hexdigest(),
         "entry": name,
         "identity": identity,
-        "path": _search_path(folder, as_files),
-        "sources": _sources(files),
+        "path": [entry.relative_to(folder).as_posix() for entry in found if folder in entry.parents],
+        "sources": {file: text for file, text in sources.items() if 0 < len(text) <= LARGEST_SOURCE},
     }
+    parts = sorted(Path(cloudpickle.__file__).parent.glob("*.py"))
     return {
         f"{FUNCTION_FOLDER}/{FUNCTION_HEADER}": json.dumps(header, indent=1).encode(),
         f"{FUNCTION_FOLDER}/{FUNCTION}": payload,
-        **_cloudpickle_files(),
+        **{f"{FUNCTION_FOLDER}/cloudpickle/{path.name}": path.read_bytes() for path in parts},
     }
 
 
-def entry_of(function: Callable[..., Any]) -> str:
-    """Return the function's name for messages, such as `train` or `models.train`."""
-    if not callable(function):
-        raise CannotPack(f"a {type(function).__qualname__} is no function")
-    inner = getattr(function, "func", function)  # of functools.partial
-    name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    module = getattr(inner, "__module__", None)
-    return name if module in (None, "__main__") else f"{module}.{name}"
-
-
-def find_root(function: Callable[..., Any]) -> Path:
+def _find_root(function: Callable[..., Any]) -> Path:
     """Return the folder of the function's project; that of a notebook is found from the working directory."""
     code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
     file = Path(code.co_filename) if code is not None else Path()
     # A notebook's cells have file names in a temporary folder.
     is_module = getattr(function, "__module__", "__main__") != "__main__" and file.is_file()
     start = file.parent.resolve() if is_module else Path.cwd()
-    marked = (
-        folder for folder in (start, *start.parents) if any((folder / mark).exists() for mark in _MARKS)
-    )
-    return next(marked, start)
+    folders = (start, *start.parents)
+    return next((each for each in folders if any((each / mark).exists() for mark in _MARKS)), start)
 
 
-# Modules of the project: by value, unless they travel as files.
-
-
-@contextmanager
-def _by_value(root: Path, as_files: Collection[Path]) -> Iterator[None]:
+def _own_modules(root: Path, as_files: Collection[Path]) -> list[ModuleType]:
+    """Return the project's modules that travel by value: none that is installed or travels as a file."""
+    others = [*as_files, *(Path(sysconfig.get_path(kind)).resolve() for kind in _INSTALLED)]
     already = cloudpickle.list_registry_pickle_by_value()
-    files = _OwnFiles(root, as_files)
-    own = [m for m in list(sys.modules.values()) if _is_own(m, files) and m.__name__ not in already]
-    for module in own:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in own:
-            cloudpickle.unregister_pickle_by_value(module)
 
-
-def _is_own(module: object, files: _OwnFiles) -> bool:
-    """Return whether a module is the project's, not a package that is installed below its folder."""
-    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
-    if not isinstance(module, ModuleType) or not file or name.split(".")[0] in (*_OURS, "__main__"):
-        return False
-    return sys.modules.get(name) is module and file in files
-
-
-class _OwnFiles:
-    """The files of a project that don't travel by themselves.
-
-    Of thousands of modules, as TensorFlow has, most lie in few folders: each folder is looked at once.
-    """
-
-    def __init__(self, root: Path, as_files: Collection[Path]) -> None:
-        self._root = root
-        self._others = [*as_files, *(Path(sysconfig.get_path(kind)).resolve() for kind in _INSTALLED)]
-        self._holds = cache(self._contains)
-
-    def __contains__(self, file: str) -> bool:
-        return self._holds(os.path.dirname(file)) and self._contains(file)  # noqa: PTH120 - ten times as fast
-
-    def _contains(self, name: str) -> bool:
+    def is_own(name: str) -> bool:
         path = Path(name).resolve()
-        if not path.is_relative_to(self._root) or {"site-packages", "dist-packages"}.intersection(path.parts):
+        if not path.is_relative_to(root) or {"site-packages", "dist-packages"}.intersection(path.parts):
             return False
-        return not any(path.is_relative_to(other) for other in self._others)
+        return not any(path.is_relative_to(other) for other in others)
+
+    # Of thousands of modules, as TensorFlow has, most lie in few folders: each folder is looked at once.
+    is_own_folder, own = cache(is_own), list[ModuleType]()
+    for module in list(sys.modules.values()):
+        name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
+        if not isinstance(module, ModuleType) or sys.modules.get(name) is not module or name in already:
+            continue
+        if not file or name.split(".")[0] in (*_OURS, "__main__"):
+            continue
+        if is_own_folder(os.path.dirname(file)) and is_own(file):  # noqa: PTH120 - ten times as fast
+            own.append(module)
+    return own
 
 
 # Pickling, and what can't be pickled.
@@ -254,13 +231,11 @@ def _culprit(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
 def _largest(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
     sizes: list[tuple[int, str]] = []
     for where, value in _values(function, arguments):
-        file = _Limited()
-        try:
+        file, size = _Limited(), LARGEST
+        with suppress(_TooLarge):
             _Pickler(file).dump(value)
-        except _TooLarge:
-            sizes.append((LARGEST, f"{where}, a {type(value).__qualname__}"))
-        else:
-            sizes.append((len(file.getvalue()), f"{where}, a {type(value).__qualname__}"))
+            size = len(file.getvalue())
+        sizes.append((size, f"{where}, a {type(value).__qualname__}"))
     return f"; it uses {max(sizes)[1]}" if sizes else ""
 
 
@@ -362,7 +337,12 @@ class _Identity:
         if isinstance(value, FunctionType | ModuleType | type):
             self._add_definition(value)
         elif isinstance(value, CodeType):
-            self._add_code(value)
+            # Lines and file names don't count: a cell that is run again has others.
+            self._add_all(
+                (value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_flags)
+            )
+            self._add_all((value.co_argcount, value.co_kwonlyargcount, value.co_posonlyargcount))
+            self._add(value.co_consts)
         elif type(value) is dict:
             self._add_all(part for item in value.items() for part in item)
         elif type(value) in (list, tuple):
@@ -374,7 +354,12 @@ class _Identity:
         elif not _is_imported(type(value)):
             self._add_all((type(value), getattr(value, "__dict__", repr(value))))
         else:
-            self._hash.update(_stable_bytes(value))
+            file = _Limited()
+            try:
+                _Pickler(file).dump(value)
+                self._hash.update(file.getvalue())
+            except Exception:  # noqa: BLE001 - classes may raise anything; what can't travel is refused elsewhere
+                self._hash.update(type(value).__qualname__.encode())
         self._hash.update(b")")
 
     def _add_all(self, values: Iterable[Any]) -> None:
@@ -394,41 +379,3 @@ class _Identity:
             self._add_all((value.__bases__, value.__qualname__))
         own = sorted(_used_by(value), key=lambda item: item[0])
         self._add_all(part for item in own for part in item)
-
-    def _add_code(self, code: CodeType) -> None:
-        # Lines and file names don't count: a cell that is run again has others.
-        self._add_all((code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags))
-        self._add_all((code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount))
-        self._add(code.co_consts)
-
-
-def _stable_bytes(value: Any) -> bytes:
-    try:
-        file = _Limited()
-        _Pickler(file).dump(value)
-        return file.getvalue()
-    except Exception:  # noqa: BLE001 - classes may raise anything; what can't travel is refused elsewhere
-        return type(value).__qualname__.encode()
-
-
-# What travels beside it.
-
-
-def _sources(files: Collection[str]) -> dict[str, str]:
-    texts = {file: "".join(linecache.getlines(file)) for file in sorted(files)}
-    return {file: text for file, text in texts.items() if 0 < len(text) <= LARGEST_SOURCE}
-
-
-def _search_path(folder: Path, as_files: Collection[Path]) -> list[str]:
-    """Return the folders, relative to the working directory, where Python finds what travels as files."""
-    entries = [Path(entry or ".").resolve() for entry in sys.path]
-    found = [entry for entry in entries if any(file.is_relative_to(entry) for file in as_files)]
-    return [entry.relative_to(folder).as_posix() for entry in found if folder in entry.parents]
-
-
-def _cloudpickle_files() -> dict[str, bytes]:
-    folder = Path(cloudpickle.__file__).parent
-    return {
-        f"{FUNCTION_FOLDER}/cloudpickle/{path.name}": path.read_bytes()
-        for path in sorted(folder.glob("*.py"))
-    }

@@ -226,10 +226,19 @@ def set_field(job: dict[str, Any], assignment: str) -> None:
     except InvalidTrainJob as invalid:
         raise InvalidOverride("; ".join(error.message for error in invalid.errors)) from invalid
     holder: Any = job
-    *above, last = [name or key for name, key in _STEP.findall(field)]
-    for step in above:
-        holder = _enter(holder, step, field)
-    _assign(holder, last, value, field)
+    steps = [name or key for name, key in _STEP.findall(field)]
+    for number, step in enumerate(steps, 1):
+        if not isinstance(holder, dict | list):
+            raise InvalidOverride(f"{field}: {shown(holder)} has no field {step!r}")
+        key: Any = _index(holder, step, field) if isinstance(holder, list) else step
+        if number < len(steps):
+            if isinstance(holder, dict) and holder.get(key) is None:
+                holder[key] = {}
+            holder = holder[key]
+        elif value is not None:
+            holder[key] = value
+        elif isinstance(holder, list) or key in holder:
+            del holder[key]
 
 
 def replace_arguments(job: dict[str, Any], arguments: Sequence[str]) -> None:
@@ -242,28 +251,6 @@ def _training_containers(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for holder in (spec, *(spec.get(role) for role in _ROLES)):
         if container := trainer_of(mapping_at(holder, "template", "spec")):
             yield container
-
-
-def _enter(holder: Any, step: str, field: str) -> Any:
-    if isinstance(holder, list):
-        return holder[_index(holder, step, field)]
-    if not isinstance(holder, dict):
-        raise InvalidOverride(f"{field}: {shown(holder)} has no field {step!r}")
-    if holder.get(step) is None:
-        holder[step] = {}
-    return holder[step]
-
-
-def _assign(holder: Any, step: str, value: Any, field: str) -> None:
-    if isinstance(holder, list):
-        index = _index(holder, step, field)
-        holder[index : index + 1] = [] if value is None else [value]
-    elif not isinstance(holder, dict):
-        raise InvalidOverride(f"{field}: {shown(holder)} has no field {step!r}")
-    elif value is None:
-        holder.pop(step, None)
-    else:
-        holder[step] = value
 
 
 def _index(items: list[Any], step: str, field: str) -> int:
