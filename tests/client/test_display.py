@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from support.cli.program import build_replica, build_run
-from trainjob.client.page import JobHistory, build_page, describe_phase, direction, last_events
+from trainjob.client.page import JobHistory, build_page, describe_phase, direction
 from trainjob.client.view import RESTARTS, JobView, ReplicaView, Resumptions, with_stopped
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
@@ -155,10 +155,10 @@ def _event(message: str, reason: str = "Restarted", seconds: float = 0) -> Poste
 
 
 def test_the_last_events() -> None:
-    events = [_event("created", "Created"), *(_event(f"crash {number}") for number in range(3))]
-    lines = last_events(events, 2)
-    assert lines[0] == "1 earlier event"
-    assert [line.partition(" ")[2] for line in lines[1:]] == ["crash 1", "crash 2"]
+    events = (_event("created", "Created"), *(_event(f"crash {number}") for number in range(5)))
+    lines = build_page(JobView(name="digits", events=events)).events
+    assert lines[0] == "2 earlier events"
+    assert [line.partition(" ")[2] for line in lines[1:]] == ["crash 2", "crash 3", "crash 4"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from support.cli.stored_jobs import condition, stored_job
-from trainjob.client.notebook import Cell, Lines, draw_curve, open_display, to_html
+from trainjob.client.drawing import Cell, Lines, draw_curve, open_display, to_html
 from trainjob.client.view import JobView, ReplicaView, current_metrics, read_job
 from trainjob.core.agent_reports import read_report
 from trainjob_trainer.contract.reports import Report

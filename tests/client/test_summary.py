@@ -175,7 +175,7 @@ def test_restarts_are_listed() -> None:
 
 def test_of_many_restarts_the_last_are_listed() -> None:
     lines = describe_interruption(build_run(events=(CRASH,) * 12), RESULTS)
-    assert lines[1] == "  restarts      2 earlier"
+    assert lines[1] == "  restarts      2 earlier events"
     assert len(lines) == 13
 
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from trainjob.client import background
 from trainjob.client.connection import ClusterOptions, cluster_jobs, connected
 from trainjob.client.history import History, read_history
-from trainjob.client.notebook import Display, open_display, to_html
 from trainjob.client.presenter import IN_PYTHON, describe_end, describe_state, results_of
 from trainjob.client.problems import ClusterProblem, NoJob
-from trainjob.client.view import JobView, Outcome, current_metrics, current_step
+from trainjob.client.view import JobView, Outcome, current_metrics
 from trainjob.core.wording import parse_duration, printable
 
 if TYPE_CHECKING:
     from trainjob.api import TrainJobStatus
+    from trainjob.client.drawing import Cell, Lines
     from trainjob.client.handle import JobHandle
     from trainjob.client.output import Output
 
@@ -369,6 +369,8 @@ class Job:
 
     def _repr_html_(self) -> str:
         """Return the job as a notebook shows it; never raises, since a display must not fail."""
+        from trainjob.client.drawing import to_html  # noqa: PLC0415 - rich is slow to import
+
         problem: tuple[str, ...] = ()
         try:
             background.run(self.aio._view())
@@ -394,14 +396,16 @@ jobs = Job.all
 # Displays, and notes on stderr.
 
 
-def _open_display(job: AsyncJob) -> Display:
+def _open_display(job: AsyncJob) -> Lines | Cell:
+    from trainjob.client.drawing import open_display  # noqa: PLC0415 - as above
+
     return open_display(job.place, _curve(job.latest), time.monotonic)
 
 
 def _curve(view: JobView) -> dict[int, float]:
     if view.folder:
         return read_history(Path(view.folder)).get("loss", {})
-    step, loss = current_step(view), current_metrics(view).get("loss")
+    step, loss = view.figures.step, current_metrics(view).get("loss")
     return {step: loss} if step is not None and loss is not None else {}
 
 

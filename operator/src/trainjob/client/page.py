@@ -20,14 +20,13 @@ from trainjob.client.presenter import (
     describe_resume,
     format_count,
     format_metric,
+    last_events,
     main_metric,
     results_of,
-    time_of_day,
     training_phrases,
     write_rows,
 )
 from trainjob.client.view import Figures, JobView, ReplicaView, as_number, current_metrics, describe_pod
-from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.pods import Pod
 from trainjob.core.progress import WAITING_FOR_STORAGE
 from trainjob.core.stragglers import describe, describe_input
@@ -60,7 +59,12 @@ def describe_phase(replica: ReplicaView, job: JobView) -> str:
             return "waiting for a checkpoint"
         if report.state == "waiting" and report.step is not None:
             return "waiting for the evaluator"  # with the last step taken, for the final result
-        late = [each for each in job.replicas if not each.is_evaluator and _is_late(each)]
+        done = ("waiting", "preparing", "finished")
+        late = [
+            each
+            for each in job.replicas
+            if not (each.is_evaluator or each.is_stepping or each.has_failed or each.state in done)
+        ]
         one = late[0].name.replace("-", " ") if len(late) == 1 else f"{len(late)} replicas"
         return f"waiting for {one}" if late else "waiting"
     if state == "rereading" and report.reread_batches:
@@ -69,11 +73,6 @@ def describe_phase(replica: ReplicaView, job: JobView) -> str:
     is_at_start = report.step is not None and report.step == (report.resumed_from or 0)
     is_tracing = state in ("starting", "training") and is_at_start and not has_figures
     return "tracing the first step" if is_tracing else state
-
-
-def _is_late(replica: ReplicaView) -> bool:
-    is_up = replica.is_stepping or replica.state in ("waiting", "preparing", "finished")
-    return not is_up and not replica.has_failed
 
 
 # What earlier views have shown.
@@ -291,7 +290,7 @@ def build_page(
         metrics=_printable(format_metric(*metric) for metric in figures.metrics.items()),
         rows=tuple((name, printable(text)) for name, text in rows if text),
         replicas=tuple(replicas),
-        events=_printable(last_events(job.events, _SHOWN_EVENTS)),
+        events=_printable(last_events((e for e in job.events if e.reason not in _USUAL), _SHOWN_EVENTS)),
     )
 
 
@@ -409,14 +408,6 @@ def _seconds(value: float | None) -> str:
 _SHOWN_EVENTS = 3
 _USUAL = ("Created", "Started", "TrainingFinished", "Complete", "Failed")
 """The display's first lines and the job's end say this."""
-
-
-def last_events(events: Sequence[PostedEvent], most: int) -> tuple[str, ...]:
-    """Return the last unusual events, each with its local time, and how many came before."""
-    shown = [event for event in events if event.reason not in _USUAL]
-    earlier = len(shown) - most
-    lines = [f"{time_of_day(event.at)} {event.message}" for event in shown[-most:]]
-    return (*([f"{earlier} earlier event{'' if earlier == 1 else 's'}"] if earlier > 0 else []), *lines)
 
 
 # The page as text, and jobs as a table.

@@ -13,6 +13,7 @@ from pathlib import Path
 from trainjob.api import Evaluation
 from trainjob.client.log_lines import is_harmless
 from trainjob.client.view import RESTARTS, Figures, JobView, Outcome, ReplicaView
+from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition
 from trainjob.core.stragglers import describe
@@ -106,6 +107,14 @@ def describe_figures(job: JobView, left: str = "") -> str:
     figures, eta = job.figures, job.status.progress.eta if job.status.progress else ""
     metrics = (format_metric(*metric) for metric in figures.metrics.items())
     return ", ".join((*training_phrases(job, figures, left or eta or ""), *metrics))
+
+
+def last_events(events: Iterable[PostedEvent], most: int) -> tuple[str, ...]:
+    """Return the last events, each with its local time, and how many came before."""
+    shown = tuple(events)
+    earlier = len(shown) - most
+    lines = [f"{time_of_day(event.at)} {event.message}" for event in shown[-most:]]
+    return (*([f"{earlier} earlier event{'' if earlier == 1 else 's'}"] if earlier > 0 else []), *lines)
 
 
 # The state of a job.
@@ -420,10 +429,7 @@ _SHOWN_RESTARTS = 10
 
 def _restarts(job: JobView) -> Rows:
     """Yield a row for each restart of a run here: when, who, why, and from which step it continued."""
-    events = [event for event in job.events if event.reason in RESTARTS]
-    earlier = len(events) - _SHOWN_RESTARTS
-    texts = [f"{earlier} earlier"] if earlier > 0 else []
-    texts += [f"{time_of_day(event.at)} {event.message}" for event in events[-_SHOWN_RESTARTS:]]
+    texts = last_events((event for event in job.events if event.reason in RESTARTS), _SHOWN_RESTARTS)
     return (("" if number else "restarts", text) for number, text in enumerate(texts))
 
 

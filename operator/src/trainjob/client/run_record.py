@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 from trainjob.client.presenter import describe_age, main_metric
 from trainjob.client.problems import NoJob
 from trainjob.client.request import Request
-from trainjob.client.view import JobView, Outcome, current_step
+from trainjob.client.view import JobView, Outcome
 from trainjob.cluster.local import has_content, is_taken
 from trainjob_trainer.contract.files import FINAL, output_folders
 
@@ -291,7 +291,7 @@ def describe_finished(run: Run, now: datetime) -> str:
     """Return the sentence about a run that has nothing left to do."""
     view, ended = run.view, run.record.ended
     marker = _read_marker(run.folder) or {}
-    step = marker.get("endedAt") or marker.get("step") or current_step(view)
+    step = marker.get("endedAt") or marker.get("step") or view.figures.step
     facts = [f"step {step}"] if step is not None else []
     score = view.last_evaluation
     if score is not None and (metric := main_metric(score.metrics)):

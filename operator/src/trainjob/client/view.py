@@ -350,11 +350,6 @@ def current_metrics(job: JobView) -> dict[str, float]:
     return {name: number for name, value in found.items() if (number := as_number(value)) is not None}
 
 
-def current_step(job: JobView) -> int | None:
-    """Return the last step that was reported."""
-    return job.figures.step
-
-
 def as_number(value: object) -> float | None:
     """Return the number that a metric has, in a status as text; None for other texts."""
     try:
