@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trainjob.client.problems import NoCluster, explain
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # The Kubernetes client is slow to import: it is imported with the first connection. Help, and messages
 # about mistakes in files, don't wait for that.
 
-_USER_AGENT = "trainjob"
 _PATIENCE_SECONDS = 3.0
 """For a cluster that no option asks for."""
 
@@ -50,13 +49,8 @@ class ClusterOptions:
         return asyncio.run(connect_and_work())
 
 
-@dataclass(frozen=True)
-class Connection:
-    """An API server, and the namespace of a command.
-
-    Attributes:
-        namespace: that of the options, else that of the context, or `default`.
-    """
+class Connection(NamedTuple):
+    """An API server, and the namespace of the options, else of the context, or `default`."""
 
     api: ApiClient
     namespace: str
@@ -76,7 +70,7 @@ async def connected(where: ClusterOptions) -> AsyncIterator[Connection]:
     allow_deep_objects()
     try:
         access = find_access(where)
-        async with ApiClient(access, user_agent=_USER_AGENT) as api:
+        async with ApiClient(access, user_agent="trainjob") as api:
             yield Connection(api, where.namespace or access.namespace)
     except InvalidAccess as error:
         raise NoCluster(str(error)) from error
@@ -114,34 +108,28 @@ async def cluster_jobs(where: ClusterOptions, *, all_namespaces: bool = False) -
         return []
 
 
-def find_access(where: ClusterOptions, environ: Mapping[str, str] = os.environ) -> Access:
+def find_access(where: ClusterOptions) -> Access:
     """Return how to reach the cluster that the options select.
 
     Raises:
         InvalidAccess: there is no usable kubeconfig.
     """
-    from trainjob.cluster.kube.config import (  # noqa: PLC0415
-        InvalidAccess,
-        from_kubeconfig,
-        in_cluster,
-    )
+    from trainjob.cluster.kube.config import InvalidAccess, from_kubeconfig, in_cluster  # noqa: PLC0415
 
-    files = _kubeconfig(where, environ)
-    if _is_there(files):
+    files, is_there = _kubeconfig(where)
+    if is_there:
         return from_kubeconfig(files, where.context)
-    if where == ClusterOptions(where.namespace) and environ.get("KUBERNETES_SERVICE_HOST"):
-        return in_cluster(environ)
+    if where == ClusterOptions(where.namespace) and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return in_cluster(os.environ)
     raise InvalidAccess(f"there is no kubeconfig {files}: name one by --kubeconfig or KUBECONFIG")
 
 
-def has_cluster(where: ClusterOptions, environ: Mapping[str, str] = os.environ) -> bool:
+def has_cluster(where: ClusterOptions) -> bool:
     """Return whether there is a kubeconfig, or this is a pod."""
-    return _is_there(_kubeconfig(where, environ)) or bool(environ.get("KUBERNETES_SERVICE_HOST"))
+    return _kubeconfig(where)[1] or bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
 
 
-def _kubeconfig(where: ClusterOptions, environ: Mapping[str, str]) -> str:
-    return where.kubeconfig or environ.get("KUBECONFIG") or str(Path("~/.kube/config"))
-
-
-def _is_there(files: str) -> bool:
-    return any(part and Path(part).expanduser().is_file() for part in files.split(os.pathsep))
+def _kubeconfig(where: ClusterOptions) -> tuple[str, bool]:
+    """Return the files of the kubeconfig, and whether one of them is there."""
+    files = where.kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config"))
+    return files, any(part and Path(part).expanduser().is_file() for part in files.split(os.pathsep))

@@ -280,6 +280,16 @@ class LiveJobs:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def _see(
+        self, key: str, handle: JobHandle, view: JobView, began: datetime | None, folder: Path | None = None
+    ) -> None:
+        known = self.jobs.get(key)
+        if known is None or (known.began, known.view.uid) != (began, view.uid):
+            known = self.jobs[key] = LiveJob(key, handle, view, began, folder)
+        known.handle = handle  # the connection may be a new one
+        known.see(view)
+        self._change()
+
     def _keep(self, kind: str, keys: Iterable[str]) -> None:
         """Forget the other jobs of this kind."""
         for key in {key for key in self.jobs if key.startswith(kind)} - set(keys):
@@ -302,24 +312,18 @@ class LiveJobs:
         for key, run in found.items():
             if key in self._following:
                 continue
-            self._see_run(key, run, run.view)
+            self._see(key, LocalJob(run), run.view, run.record.began, run.folder)
             if run.is_running:
                 self._following.add(key)
                 group.create_task(self._follow_run(key, run))
         self._keep(_RUN, found)
 
-    def _see_run(self, key: str, run: Run, view: JobView) -> None:
-        known = self.jobs.get(key)
-        if known is None or known.began != run.record.began:
-            known = self.jobs[key] = LiveJob(key, LocalJob(run), view, run.record.began, run.folder)
-        known.see(view)
-        self._change()
-
     async def _follow_run(self, key: str, run: Run) -> None:
         try:
-            async with aclosing(LocalJob(run).changes()) as changes:
+            job = LocalJob(run)
+            async with aclosing(job.changes()) as changes:
                 async for view in changes:
-                    self._see_run(key, run, view)
+                    self._see(key, job, view, run.record.began, run.folder)
         except NoJob:
             self.jobs.pop(key, None)
             self._change()
@@ -349,26 +353,18 @@ class LiveJobs:
             async for change in changes:
                 match change:
                     case Seen(manifest):
-                        self._see_job(self._api, read_job(manifest))
+                        job = read_job(manifest)
+                        handle = ClusterJob(self._api, job.namespace, job.name)
+                        self._see(f"{_JOB}{job.namespace}/{job.name}", handle, job, job.created_at)
                     case Gone(manifest):
-                        gone = read_job(manifest)
-                        self.jobs.pop(f"{_JOB}{gone.namespace}/{gone.name}", None)
+                        job = read_job(manifest)
+                        self.jobs.pop(f"{_JOB}{job.namespace}/{job.name}", None)
                         self._change()
                     case Listed(_, objects):
                         self._problem = ""
                         self._keep(_JOB, (f"{_JOB}{inside}/{name}" for (inside, name), _ in objects))
                     case Failed(error):
                         self._report(f"{describe_problem(error)}; trying again")
-
-    def _see_job(self, api: ApiClient, view: JobView) -> None:
-        key = f"{_JOB}{view.namespace}/{view.name}"
-        known = self.jobs.get(key)
-        handle = ClusterJob(api, view.namespace, view.name)
-        if known is None or known.view.uid != view.uid:
-            known = self.jobs[key] = LiveJob(key, handle, view, view.created_at)
-        known.handle = handle  # the connection may be a new one
-        known.see(view)
-        self._change()
 
     def _report(self, problem: str) -> None:
         self._problem = problem

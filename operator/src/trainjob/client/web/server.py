@@ -43,7 +43,6 @@ _FILES = {
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
-_NAMES = frozenset({HOST, "localhost"})
 _TOKEN = "token"  # noqa: S105 - the name of a parameter
 
 _REFRESH_SECONDS = 0.4
@@ -71,6 +70,14 @@ async def serve(jobs: LiveJobs, port: int = 0, token: str | None = None) -> Asyn
     token = token or secrets.token_urlsafe(24)
     app = web.Application(middlewares=[_guard(token)])
 
+    def file(name: str, kind: str) -> Handler:
+        content = (files("trainjob.client.web") / name).read_bytes()
+
+        async def respond(_request: web.Request) -> web.Response:
+            return web.Response(body=content, content_type=kind, charset="utf-8")
+
+        return respond
+
     async def stream(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -82,7 +89,7 @@ async def serve(jobs: LiveJobs, port: int = 0, token: str | None = None) -> Asyn
         response.headers.update(_HEADERS)
 
     for path, (name, kind) in _FILES.items():
-        app.router.add_get(path, _file(name, kind), allow_head=False)
+        app.router.add_get(path, file(name, kind), allow_head=False)
     app.router.add_get("/stream", stream, allow_head=False)
     app.on_response_prepare.append(add_headers)
     # A reader that leaves ends its stream.
@@ -110,9 +117,11 @@ def _guard(token: str) -> Any:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if re.sub(r":\d+$", "", request.host) not in _NAMES:
+        if re.sub(r":\d+$", "", request.host) not in (HOST, "localhost"):
             raise web.HTTPForbidden(text=f"open http://{HOST} or http://localhost\n")
-        cookie = _cookie(request)
+        # It has the port, because cookies are for all ports of a machine.
+        address = request.transport.get_extra_info("sockname") if request.transport is not None else None
+        cookie = f"trainjob-ui-{address[1] if address else 0}"
         if is_right(request.query.get(_TOKEN, "")):
             # Out of the address, which people copy and browsers remember.
             answer = web.HTTPSeeOther("/")
@@ -123,21 +132,6 @@ def _guard(token: str) -> Any:
         return await handler(request)
 
     return check
-
-
-def _cookie(request: web.Request) -> str:
-    """Return the cookie's name; it has the port, because cookies are for all ports of a machine."""
-    address = request.transport.get_extra_info("sockname") if request.transport is not None else None
-    return f"trainjob-ui-{address[1] if address else 0}"
-
-
-def _file(name: str, kind: str) -> Handler:
-    content = (files("trainjob.client.web") / name).read_bytes()
-
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=content, content_type=kind, charset="utf-8")
-
-    return answer
 
 
 # The stream: server-sent events of one connection. `jobs` has all rows; `job` has the details of the job that
