@@ -40,12 +40,7 @@ class UnusableCode(ValueError):
 
 @dataclass
 class Code:
-    """Files that travel.
-
-    Attributes:
-        files: the content by the path below the root, with `/` between its parts.
-        notes: what was left out and might be missed, one line each.
-    """
+    """Files that travel, by the path below the root, and lines about what was left out and may be missed."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -107,12 +102,7 @@ def _is_python(entry: os.DirEntry[str]) -> bool:
 
 
 class _Walk:
-    """Finds files below a root.
-
-    Attributes:
-        paths: where each file is, by its name below the root.
-        notes: what was left out, each line once.
-    """
+    """Finds files below a root, by name, and notes what was left out."""
 
     def __init__(self, root: Path, skip: Iterable[Path]) -> None:
         self._root = root.resolve()
@@ -232,9 +222,6 @@ def pack(files: Mapping[str, bytes]) -> Packed:
     """Return the files as one archive, the same for the same files.
 
     Programs (`#!` at the beginning) can be executed where they are unpacked.
-
-    Args:
-        files: the content by path, with `/` between its parts.
 
     Raises:
         UnusableCode: they are too large, or a name can't travel.

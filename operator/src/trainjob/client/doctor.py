@@ -38,14 +38,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the answer.
-
-    Attributes:
-        subject: what was looked at.
-        verdict: the result.
-        found: what is there.
-        remedy: what to do; empty if there is nothing to do.
-    """
+    """One line of the answer: what was looked at, the result, what is there, and what to do, if anything."""
 
     subject: str
     verdict: Verdict
@@ -59,11 +52,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A look without a result.
-
-    Attributes:
-        why: in one sentence.
-    """
+    """A look without a result, and why, in one sentence."""
 
     why: str
 
@@ -124,12 +113,9 @@ def run_program(command: Sequence[str], seconds: float) -> Found[str]:
 
 
 def check_here(folder: Path, *, needed: bool, environ: Mapping[str, str] = os.environ) -> list[Check]:
-    """Return the checks of this machine.
+    """Return the checks of this machine; unless training here is `needed`, problems are notes.
 
-    Args:
-        folder: where runs would lie; it isn't created.
-        needed: training here is what is asked about; otherwise problems are notes.
-        environ: the caller's environment.
+    Runs would lie in the folder, which isn't created.
     """
     trainer, requirements = None, list[str]()
     with suppress(PackageNotFoundError):
@@ -176,12 +162,9 @@ def check_trainer(own: str, trainer: str | None) -> Check:
 
 
 class TensorFlow(NamedTuple):
-    """What a process that imports TensorFlow and Keras says.
+    """What a process says that has imported TensorFlow and Keras, in so many seconds.
 
-    Attributes:
-        seconds: that the import takes.
-        cuda: the version of CUDA that TensorFlow was built for; empty for processors alone.
-        gpus: the names of the GPUs that TensorFlow sees.
+    It was built for this version of CUDA (empty: for processors alone), and sees these GPUs.
     """
 
     version: str
@@ -260,11 +243,8 @@ def check_gpus(
 ) -> Check | None:
     """Whether TensorFlow sees the GPUs of this machine; None if neither is known.
 
-    Args:
-        tensorflow: what it says.
-        devices: how many the caller may use.
-        driver: the version of NVIDIA's driver, a line for each GPU; empty without one.
-        is_choosing: CUDA_VISIBLE_DEVICES is set.
+    The caller may use so many devices, and is choosing where CUDA_VISIBLE_DEVICES is set. The version of the
+    driver has a line for each GPU.
     """
     counted = f"{devices} NVIDIA GPU{'' if devices == 1 else 's'}"
     with_driver = f", driver {driver.partition(chr(10))[0]}" if isinstance(driver, str) and driver else ""

@@ -225,14 +225,9 @@ def _check_release(subject: str, release: str, found: str, own: str) -> Check:
 
 
 class Permission(NamedTuple):
-    """Something that a person does in a cluster.
+    """Something that a person does in a cluster, as RBAC writes it, and the commands that use it.
 
-    Attributes:
-        verb: as RBAC writes it.
-        group: the API group; empty for the core group.
-        resource: the plural, with the subresource behind a slash.
-        use: the commands that need it.
-        needed: nothing works without it.
+    A resource is a plural, with the subresource behind a slash. Nothing works without what is `needed`.
     """
 
     verb: str
@@ -536,15 +531,9 @@ def build_measurement(name: str, image: str, gpus: int, output: Mapping[str, Any
 async def measure_all_reduce(
     access: Access, namespace: str, image: str, gpus: int, output: Mapping[str, Any], seconds: float
 ) -> Check:
-    """Have two workers sum a tensor, for so many seconds; the job is deleted, also if this is cancelled.
+    """Have two workers with so many GPUs each sum a tensor, for so many seconds.
 
-    Args:
-        access: to the cluster.
-        namespace: of the job.
-        image: with TensorFlow.
-        gpus: of each worker.
-        output: `spec.output`; once it is measured, nothing is left there.
-        seconds: for the whole.
+    The job is deleted, also if this is cancelled; once it is measured, nothing is left in its output.
     """
     job = build_measurement(f"trainjob-doctor-{secrets.token_hex(4)}", image, gpus, output)
     name, last = job["metadata"]["name"], ""
@@ -592,13 +581,7 @@ async def _read_result(api: ApiClient, namespace: str, job: str, gpus: int) -> C
 
 
 def check_all_reduce(measured: Found[Mapping[str, Any]], nodes: Sequence[str] = (), gpus: int = 0) -> Check:
-    """Whether two workers can sum their gradients, and how fast.
-
-    Args:
-        measured: what worker 0 has printed.
-        nodes: where the workers ran.
-        gpus: that each of them has asked for.
-    """
+    """Whether two workers, with so many GPUs each, can sum their gradients, and how fast."""
     subject = "all-reduce"
     if isinstance(measured, Unknown):
         remedy = "correct what it says, or try --gpus 0, which needs the pods' network alone (docs/gpus.md)"

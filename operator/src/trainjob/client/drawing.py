@@ -89,15 +89,7 @@ _COLUMNS = 100
 def to_html(
     job: JobView, place: str, curve: Curve, events: Sequence[str] = (), history: JobHistory | None = None
 ) -> str:
-    """Return a job's page and the curve of its loss as HTML.
-
-    Args:
-        job: the job.
-        place: where it runs.
-        curve: the loss by step.
-        events: its last events, one line each; without them its conditions are shown.
-        history: of its earlier views, this one included.
-    """
+    """Return a job's page and the curve of its loss as HTML; without events its conditions are shown."""
     results = results_of(job)
     results = replace(results, advice=IN_PYTHON) if job.folder else results
     page = build_page(job, history, results=results, grouped=True)
@@ -177,11 +169,7 @@ class Lines:
 class Cell:
     """The output of a notebook's cell, which is replaced after each change.
 
-    Args:
-        place: where the job runs.
-        curve: the loss by step so far.
-        display: IPython's function; it returns a handle that can be updated.
-        clock: returns seconds.
+    IPython's function `display` returns a handle that can be updated.
     """
 
     _SECONDS = 0.5

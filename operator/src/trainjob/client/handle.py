@@ -24,14 +24,8 @@ if TYPE_CHECKING:
 class ClusterJob:
     """A job in a cluster; a run on this machine is a `LocalJob` with the same methods.
 
-    Every method may raise `ClusterProblem`; `NoJob` means that the job doesn't exist.
-
-    Args:
-        api: the API server that has it.
-        namespace: of the job.
-        name: of the job.
-        on_problem: receives a sentence about a lost connection, which is opened again, and about a log that
-            can't be read to its end.
+    Every method may raise `ClusterProblem`; `NoJob` means that the job doesn't exist. `on_problem` receives
+    sentences about a lost connection, which is opened again, and a log that can't be read to its end.
     """
 
     def __init__(
@@ -62,14 +56,10 @@ class ClusterJob:
     async def log_lines(
         self, wanted: Wanted, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[tuple[str, str]]:
-        """Yield a replica's name and a line of its log.
+        """Yield a replica's name and a line of its log, of each replica all or its last `tail` lines.
 
-        Without `follow` the lines are in the order in which they were written.
-
-        Args:
-            wanted: requested replicas.
-            follow: continue until the job is over, through restarts.
-            tail: lines before the end to begin with, for each replica; None: from the first line.
+        Without `follow` the lines are in the order in which they were written. With it, they continue through
+        restarts until the job is over.
         """
         job = await self.view()
         with _explained():
@@ -147,13 +137,7 @@ async def find_handle(
     """Open the job of this name, for an `async with` block.
 
     With options for a cluster it is that cluster's job. Without, it is the run on this machine, if there is
-    one, else the job of the kubeconfig's cluster.
-
-    Args:
-        name: of the job; of a run also its folder.
-        where: the options for a cluster.
-        on_problem: see `ClusterJob`.
-        certain: see `find_run`.
+    one, else the job of the kubeconfig's cluster. `ClusterJob` has `on_problem`, and `find_run` `certain`.
 
     Raises:
         ClusterProblem: there is no such run and no cluster, or several runs have that name.

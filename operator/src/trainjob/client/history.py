@@ -27,9 +27,6 @@ def read_history(output: Path) -> History:
 
     `train_and_evaluate` and `fit` leave a line for each epoch, the former and loops of one's own also
     TensorBoard's files. Where training continued from a checkpoint, the values of the later start count.
-
-    Args:
-        output: the job's output folder.
     """
     found: History = {}
     for path in sorted(files_in(output, _EVENTS)):

@@ -211,11 +211,7 @@ class AsyncJob:
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[JobHandle]:
-        """Open the job for one call; each has a connection of its own, so that none is left open.
-
-        Raises:
-            NoJob: it was deleted; another one of its name isn't touched.
-        """
+        """Open the job for one call; each has a connection of its own, so that none is left open."""
         from trainjob.client.handle import ClusterJob  # noqa: PLC0415 - as above
         from trainjob.client.run_record import read_run_folder  # noqa: PLC0415 - as above
         from trainjob.client.runs import LocalJob  # noqa: PLC0415 - as above

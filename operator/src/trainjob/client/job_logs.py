@@ -142,15 +142,9 @@ async def read_log(
     tail: int | None = None,
     gives_up: Callable[[], bool] = lambda: True,
 ) -> AsyncGenerator[LogLine]:
-    """Yield every line of a pod's log once.
+    """Yield every line of a pod's log once, or its last `tail` lines; with `follow` until its container ends.
 
-    Args:
-        api: the API server that has it.
-        namespace: of the pod.
-        pod: as it was seen last.
-        follow: read until the container has ended.
-        tail: lines before the end to begin with; None: from the first line.
-        gives_up: returns whether repeated failures end the reading.
+    `gives_up` returns whether repeated failures end the reading.
 
     Raises:
         LogLost: the rest can't be read.
@@ -292,13 +286,7 @@ def has_log(pod: Pod) -> bool:
 
 @dataclass
 class FollowedPods:
-    """The pods of one job, as they are created and deleted.
-
-    Attributes:
-        job_uid: owner of the pods that count.
-        wanted: requested replicas.
-        complete: all pods that existed at the start have been seen.
-    """
+    """The pods of one job, as they come and go; `complete` once all that existed at first have been seen."""
 
     job_uid: str
     wanted: Wanted

@@ -65,13 +65,7 @@ class NoSuchPath(ClusterProblem):
 
 @dataclass(frozen=True)
 class Copied:
-    """Files that were copied, so far or in all.
-
-    Attributes:
-        files: how many.
-        size: bytes.
-        left_out: one phrase for each path that can't be copied.
-    """
+    """How many files and bytes were copied, so far or in all, and a phrase for each path that can't be."""
 
     files: int = 0
     size: int = 0
@@ -138,13 +132,7 @@ class _Pieces:
 
 
 def receive(name: str, program: Program, into: Path, progress: Progress = _ignore) -> Copied:
-    """Write the files that a program sends into a folder.
-
-    Args:
-        name: of the job, for messages.
-        program: just started.
-        into: a folder that only this process writes into.
-        progress: is called after each piece.
+    """Write the files that a program sends into a folder that only this process writes into.
 
     Raises:
         NoSuchPath: there is no such path.
@@ -230,13 +218,7 @@ _FOR_TENSORBOARD = r"events\.out\.tfevents\.[^/]*$|/plugins/"
 
 
 class Output:
-    """The output of a job, from `open_output`.
-
-    Args:
-        name: of the job.
-        run: starts `output_archive.py` with a request.
-        folder: where it is, on this machine.
-    """
+    """The output of a job, from `open_output`; `run` starts `output_archive.py` with a request."""
 
     def __init__(
         self,
@@ -247,12 +229,7 @@ class Output:
         self._name, self._run, self._folder = name, run, folder
 
     async def copy(self, path: str, target: Path, progress: Progress = _ignore) -> Copied:
-        """Copy a file or folder to `target`, which appears when it is complete.
-
-        Args:
-            path: relative to the output; empty for all of it.
-            target: a new file or folder.
-            progress: see `Progress`.
+        """Copy a file or folder, or with an empty path all, to `target`, which appears when it is complete.
 
         Raises:
             FileExistsError: the target exists.
@@ -331,12 +308,7 @@ class Output:
 
 @contextmanager
 def _new(target: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
-    """Give a folder beside the target, and what moves its content there; nothing of it stays.
-
-    Raises:
-        FileExistsError: the target exists.
-        NotADirectoryError: what would be its folder is a file.
-    """
+    """Give a folder beside the target, and what moves its content there; nothing of it stays."""
 
     def put_in_place(path: Path) -> None:
         refuse_existing()
@@ -363,10 +335,7 @@ async def open_output(
 ) -> AsyncIterator[Output]:
     """Open the output of a job for an `async with` block, with which the pod that reads it in a cluster ends.
 
-    Args:
-        handle: of the job.
-        job: as it is now.
-        note: receives a sentence about what is waited for.
+    `note` receives sentences about what is waited for.
 
     Raises:
         ClusterProblem: it can't be read; the message says why.
@@ -475,12 +444,7 @@ def _explained(error: ClusterError) -> ClusterProblem:
 
 
 async def _until_it_runs(api: ApiClient, namespace: str, name: str, note: Callable[[str], None]) -> None:
-    """Wait until the pod runs.
-
-    Raises:
-        ClusterProblem: it ended, or can't start.
-        ClusterError: a request failed permanently.
-    """
+    """Wait until the pod runs; raises `ClusterProblem` if it ended, or can't start."""
     why = "it has not been looked at yet"
     try:
         async with (

@@ -239,7 +239,7 @@ def build_page(
         history: of its earlier views, this one included.
         pods: of a job in a cluster: those to show.
         results: where its output and its logs are.
-        now: the current time; without it nothing has an age.
+        now: without it nothing has an age.
         grouped: more than six replicas are summed up by role and phase.
     """
     status, history = job.status, history or JobHistory()

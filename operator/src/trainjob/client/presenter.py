@@ -336,12 +336,9 @@ class Results:
 
     Attributes:
         output: the job's output folder, or its `gs://` address.
-        has_model: whether the output has a model.
-        has_checkpoints: whether it has checkpoints.
         has_events: whether it has event files for TensorBoard.
         logs: the log file of each replica, or the command that prints its log; by replica.
         tails: the last lines of each pod's log, by pod.
-        advice: for the environment that the job ran in.
         command: the command line, to be repeated.
         starts_over: whether that command starts from the beginning each time.
         copy: of a job in a cluster, the command that copies its output.

@@ -165,11 +165,9 @@ _OF_A_SHELL = frozenset(["OLDPWD", "PATH", "PWD", "TERM"])
 
 
 def read_request(manifest: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Request:
-    """Return what a TrainJob asks for.
+    """Return what a TrainJob asks for, as it is in a file or as a cluster has it stored.
 
-    Args:
-        manifest: as it is in a file, or as a cluster has it stored.
-        environ: of a run on this machine, the caller's environment, which has what a cluster's objects have.
+    Of a run on this machine the caller's environment has what a cluster's objects have.
     """
     spec = mapping_at(manifest, "spec")
     output = {"mountPath": "/output", "resume": "Auto", **mapping_at(spec, "output")}
@@ -243,13 +241,7 @@ def read_local_request(
 
     A file in the folders of the job, of its scripts and of PYTHONPATH belongs to the code if the command, or
     other code, names it or its folder. Of the caller's variables those count that are settings of the
-    trainer, and those whose names the code has in quotes.
-
-    Args:
-        job: the manifest.
-        options: of the run.
-        file: the job's own file, whose text doesn't count.
-        environ: the caller's environment.
+    trainer, and those whose names the code has in quotes. The text of the job's own file doesn't count.
     """
     request = read_request(job, environ)
     parts = list(_parts(job["spec"]))
@@ -281,13 +273,7 @@ def read_local_request(
 
 
 class _Code:
-    """The code that has been read, beginning with the command.
-
-    Attributes:
-        folder: the job's.
-        digests: by file.
-        quoted: the words that it has in quotes, such as names of variables.
-    """
+    """The code that has been read, beginning with the command; `quoted` are the words in quotes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -90,10 +90,7 @@ class AsyncTrainer:
         return Job(view, trainer._where)
 
     async def _start(self, *, fresh: bool, smoke: bool, new: bool) -> Job:
-        """Start a run as a process of its own, and return it once it has a record.
-
-        Ctrl-C, and the end of this process, don't reach it: a notebook's kernel may be restarted meanwhile.
-        """
+        """Start a run as a process of its own, which outlives a notebook's kernel, until it has a record."""
         from trainjob.client.run_record import read_run_folder  # noqa: PLC0415 - not for clusters
 
         if fresh and smoke:
@@ -280,11 +277,7 @@ class Trainer:
         return ""
 
     def _pack(self) -> tuple[dict[str, Any], Packed | None]:
-        """Return the manifest for a cluster, and the code that travels with it.
-
-        Raises:
-            ValueError: a cluster needs more, or the code can't travel.
-        """
+        """Return the manifest for a cluster, and the code that travels with it."""
         job = self._job
         if not job.image:
             raise ValueError("image= is missing: name the image that has TensorFlow and your packages")
@@ -317,13 +310,7 @@ class Trainer:
         return self._build(function, folder)
 
     def _build(self, function: Mapping[str, bytes], folder: Path = Path(), files: str = "") -> dict[str, Any]:
-        """Return the job; that of a function says what the function is, whose bytes differ each time.
-
-        Args:
-            function: the files of the packed function.
-            folder: has them.
-            files: the digest of the other files that travel with it.
-        """
+        """Return the job; that of a function says what the function is, since its bytes differ each time."""
         if not function:
             return build_job(self._job)
         from trainjob.client.function import COMMAND  # noqa: PLC0415 - not for scripts

@@ -43,15 +43,9 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class ReplicaView:
-    """One replica.
+    """One replica, such as `worker-0`: its state in a few words, its latest report, and its pod, if any.
 
-    Attributes:
-        name: such as `worker-0`.
-        state: one or a few words.
-        report: its latest report, or an empty one.
-        pod: the name of its pod, or None.
-        exit_code: its exit code once it has ended, or None.
-        message: its termination message, or an empty string.
+    Once it has ended it has an exit code, and perhaps a termination message.
     """
 
     name: str
@@ -97,12 +91,11 @@ class JobView:
 
     Attributes:
         uid: distinguishes it from earlier and later jobs of its name.
-        spec: as it is stored.
-        created_at: by the API server's clock, or None.
+        created_at: by the API server's clock.
         deleting: its deletion has been requested.
         elapsed: the time from its start to its end; of a run here, until now.
-        evaluation: the latest result of the evaluator, or None.
-        checkpoint_step: the step of the newest reported checkpoint, or None.
+        evaluation: the latest result of the evaluator.
+        checkpoint_step: the step of the newest reported checkpoint.
         replicas: of a run here, in display order; empty for a job in a cluster.
         folder: of a run here, its output folder; empty for a job in a cluster.
         interrupted: of a run here, whether it has ended before the job.

@@ -137,11 +137,8 @@ _IMPORTS_HOROVOD = re.compile(r"^[ \t]*(import|from)[ \t]+horovod\b", re.MULTILI
 def wants_evaluator(asked: bool | None, source: str) -> bool:
     """Return whether a job has an evaluator.
 
-    Horovod's ring has no place for one, so a script that imports it has none unless one is asked for.
-
-    Args:
-        asked: what the user says; None where they say nothing.
-        source: the text of the script.
+    Horovod's ring has no place for one, so a script with this text that imports it has none unless one is
+    asked for.
     """
     return not _IMPORTS_HOROVOD.search(source) if asked is None else asked
 
@@ -209,10 +206,7 @@ def set_field(job: dict[str, Any], assignment: str) -> None:
 
     A field is written as in messages: `spec.worker.replicas=4`, `metadata.labels[example.com/team]=a`,
     `spec.template.spec.containers[0].image=acme/digits:2` or, by its name, `containers[trainer].image=...`.
-
-    Args:
-        job: the TrainJob as plain JSON, which is changed.
-        assignment: the field, `=`, and a value in YAML.
+    The value is YAML.
 
     Raises:
         InvalidOverride: the field or the value can't be read, or the field leads through something else than
@@ -273,12 +267,8 @@ _KEPT_SECONDS = 3600
 def build_smoke_test(job: Mapping[str, Any], spec: TrainJobSpec, digits: str = "") -> dict[str, Any]:
     """Return the job of a smoke test, which has a name of its own, and so an output folder.
 
-    It isn't restarted, and the cluster deletes it an hour after its end.
-
-    Args:
-        job: the TrainJob as plain JSON, which stays as it is.
-        spec: of the job, parsed.
-        digits: distinguish it in a cluster, where an earlier one may still be.
+    It isn't restarted, and the cluster deletes it an hour after its end. The digits distinguish it in a
+    cluster, where an earlier one may still be.
     """
     suffix = f"-smoke-{digits}" if digits else "-smoke"
     test = deepcopy(dict(job))

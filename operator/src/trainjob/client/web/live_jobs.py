@@ -47,14 +47,9 @@ _PROBLEM_SECONDS = 30.0
 
 @dataclass
 class LiveJob:
-    """One job as it was seen last.
+    """One job as it was seen last; a run here has a folder.
 
-    Attributes:
-        key: its name on the page, which a later run of the same folder keeps.
-        handle: for its logs.
-        view: its latest state.
-        began: when the run began, or the job was created.
-        folder: of a run here.
+    Its key is its name on the page, which a later run of the same folder keeps.
     """
 
     key: str
@@ -176,12 +171,9 @@ def figures_of(curves: History) -> list[Json]:
 
 
 class ClusterObjects:
-    """The pods of one job in a cluster, and the events about it; they need permissions of their own.
+    """The pods of one job in a cluster, and the events about it, by uid.
 
-    Attributes:
-        pods: by uid.
-        events: by uid.
-        problems: why one of the two can't be shown.
+    They need permissions of their own; `problems` has why one of the two can't be shown.
     """
 
     def __init__(self, api: ApiClient, job: JobView, on_change: Callable[[], None]) -> None:

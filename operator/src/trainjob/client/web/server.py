@@ -57,12 +57,7 @@ _ALIVE_SECONDS = 15.0
 
 @asynccontextmanager
 async def serve(jobs: LiveJobs, port: int = 0, token: str | None = None) -> AsyncGenerator[str]:
-    """Serve while in the context, and yield the address to open.
-
-    Args:
-        jobs: what is shown; the caller keeps them up to date.
-        port: of 127.0.0.1; 0: a free one.
-        token: what the address has; None: a new one.
+    """Serve while in the context, and yield the address to open; the caller keeps the jobs up to date.
 
     Raises:
         OSError: the port is in use.
