@@ -196,47 +196,35 @@ def _pickle(function: Callable[..., Any], arguments: Mapping[str, Any], name: st
         if len(zlib.compress(file.getvalue())) > LARGEST_PACKED:
             raise _TooLarge(f"more than {LARGEST_PACKED:,} bytes when compressed")
     except _TooLarge as large:
+        _, largest = _blame(function, arguments)
+        used = f"; it uses {largest}" if largest else ""
         raise CannotPack(
-            f"{name} is too large to travel with a job ({large}){_largest(function, arguments)}: load such "
-            "data inside the function, from files that each replica can read (a volume, a package)"
+            f"{name} is too large to travel with a job ({large}){used}: load such data inside the function, "
+            "from files that each replica can read (a volume, a package)"
         ) from None
     except CannotPack as refused:
-        raise CannotPack(f"{name}{_culprit(function, arguments)}: {refused}") from None
-    except (
-        TypeError,
-        AttributeError,
-        ValueError,
-        pickle.PicklingError,
-        RecursionError,
-        NotImplementedError,
-    ) as error:
-        raise CannotPack(
-            f"{name}{_culprit(function, arguments)}: {error}: create it inside the function instead"
-        ) from error
+        culprit, _ = _blame(function, arguments)
+        raise CannotPack(f"{name}{culprit and f' uses {culprit}'}: {refused}") from None
+    except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError) as error:
+        culprit, _ = _blame(function, arguments)
+        problem = f"{name}{culprit and f' uses {culprit}'}: {error}: create it inside the function instead"
+        raise CannotPack(problem) from error
     return file.getvalue(), pickler.files
 
 
-def _culprit(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """Return ` uses 'train_set' (of helper)` for the first value that can't be pickled."""
+def _blame(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the first value that can't be pickled, and the largest other one: `'x' (in f), a list`."""
+    culprit, sizes = "", [(0, "")]
     for where, value in _values(function, arguments):
+        file, what = _Limited(), f"{where}, a {type(value).__qualname__}"
         try:
-            _Pickler(_Limited()).dump(value)
-        except _TooLarge:
-            continue
-        except Exception:  # noqa: BLE001 - classes may raise anything
-            return f" uses {where}, a {type(value).__qualname__}"
-    return ""
-
-
-def _largest(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    sizes: list[tuple[int, str]] = []
-    for where, value in _values(function, arguments):
-        file, size = _Limited(), LARGEST
-        with suppress(_TooLarge):
             _Pickler(file).dump(value)
-            size = len(file.getvalue())
-        sizes.append((size, f"{where}, a {type(value).__qualname__}"))
-    return f"; it uses {max(sizes)[1]}" if sizes else ""
+            sizes.append((len(file.getvalue()), what))
+        except _TooLarge:
+            sizes.append((LARGEST, what))
+        except Exception:  # noqa: BLE001 - classes may raise anything
+            culprit = culprit or what
+    return culprit, max(sizes)[1]
 
 
 def _values(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -56,13 +56,13 @@ _ALIVE_SECONDS = 15.0
 
 
 @asynccontextmanager
-async def serve(jobs: LiveJobs, port: int = 0, token: str | None = None) -> AsyncGenerator[str]:
+async def serve(jobs: LiveJobs, port: int = 0) -> AsyncGenerator[str]:
     """Serve while in the context, and yield the address to open; the caller keeps the jobs up to date.
 
     Raises:
         OSError: the port is in use.
     """
-    token = token or secrets.token_urlsafe(24)
+    token = secrets.token_urlsafe(24)
     app = web.Application(middlewares=[_guard(token)])
 
     def file(name: str, kind: str) -> Handler:
