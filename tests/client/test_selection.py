@@ -6,7 +6,6 @@ import pytest
 
 from support.cli.stored_jobs import RUNNING, ended, stored_pod
 from trainjob.client.job_logs import (
-    FollowedPods,
     Wanted,
     describe_waits,
     earlier_pods,
@@ -104,63 +103,3 @@ def test_causes_are_reported_together() -> None:
     assert describe_waits({"worker 0": "a", "worker 1": "b", "worker 2": "a"}) == (
         "worker 0 and worker 2: a; worker 1: b"
     )
-
-
-def replicas(*manifests: dict[str, Any]) -> FollowedPods:
-    made = FollowedPods(UID, Wanted())
-    for manifest in manifests:
-        see(made, manifest)
-    return made
-
-
-def see(made: FollowedPods, manifest: dict[str, Any]) -> None:
-    made.see({**manifest, "metadata": {**manifest["metadata"], "uid": manifest["metadata"]["name"]}})
-
-
-def test_nothing_is_read_before_all_that_is_there_has_been_seen() -> None:
-    made = replicas(
-        stored_pod(incarnation=1, container=ended(1)), stored_pod(incarnation=2, container=RUNNING)
-    )
-    assert made.due() == ()
-    made.begin()
-    assert names(made.due()) == ["worker-0-2"]
-    assert made.due() == ()
-
-
-def test_a_pod_is_read_as_soon_as_it_has_a_log() -> None:
-    made = replicas(stored_pod())
-    made.begin()
-    assert made.due() == ()
-    see(made, stored_pod(container=RUNNING))
-    (pod,) = made.due()
-    assert made.was_there(pod)
-
-
-def test_a_pod_that_is_succeeded_before_anybody_looked_is_read_all_the_same() -> None:
-    made = replicas()
-    made.begin()
-    see(made, stored_pod(incarnation=1, container=ended(1)))
-    see(made, stored_pod(incarnation=2, container=RUNNING))
-    due = made.due()
-    assert names(due) == ["worker-0-1", "worker-0-2"]
-    assert [made.was_there(pod) for pod in due] == [False, False]
-
-
-def test_a_pod_that_is_gone_is_not_read() -> None:
-    made = replicas()
-    made.begin()
-    pod = stored_pod(container=RUNNING)
-    see(made, pod)
-    made.lose({"metadata": {"uid": pod["metadata"]["name"]}})
-    assert made.due() == ()
-
-
-def test_what_is_waited_for_is_reported_once() -> None:
-    made = replicas(stored_pod())
-    made.begin()
-    assert made.new_waits() == {"worker 0": "waiting for a node"}
-    assert made.new_waits() == {}
-    see(made, stored_pod(conditions=[UNSCHEDULABLE]))
-    assert made.new_waits() == {"worker 0": "Unschedulable: no nodes"}
-    see(made, stored_pod(container=RUNNING))
-    assert made.new_waits() == {}

@@ -8,7 +8,7 @@ import re
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from trainjob.client.jobs import follow, follow_job, pod_scope
 from trainjob.client.presenter import describe_deletion, describe_state
 from trainjob.client.problems import NoJob, is_missing, is_passing
 from trainjob.client.view import JobView, why_no_log
-from trainjob.cluster.kube.informer import Backoff, Change, Gone, Listed, Seen
+from trainjob.cluster.kube.informer import Backoff, Gone, Listed, Seen
 from trainjob.cluster.kube.resources import PODS
 from trainjob.cluster.local.process import TextLines
 from trainjob.cluster.protocol import ClusterError
@@ -281,64 +281,6 @@ def has_log(pod: Pod) -> bool:
     return pod.state is PodState.RUNNING or pod.exit_code is not None
 
 
-# The pods whose logs are read while a job is followed.
-
-
-@dataclass
-class FollowedPods:
-    """The pods of one job, as they come and go; `complete` once all that existed at first have been seen."""
-
-    job_uid: str
-    wanted: Wanted
-    complete: bool = False
-    _pods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _begun: set[str] = field(default_factory=set)
-    _from_the_start: set[str] = field(default_factory=set)
-    _known_waits: dict[str, str] = field(default_factory=dict)
-
-    def see(self, manifest: dict[str, Any]) -> None:
-        """Store the current state of a pod."""
-        self._pods[manifest["metadata"]["uid"]] = manifest
-
-    def lose(self, manifest: dict[str, Any]) -> None:
-        """Remove a deleted pod."""
-        self._pods.pop(manifest["metadata"]["uid"], None)
-
-    def begin(self) -> None:
-        """End the initial list; pods of earlier attempts are left to `--previous`."""
-        if self.complete:
-            return
-        own = self._own()
-        newest = {pod.name for pod in newest_pods(own, self.wanted)}
-        self._begun = {pod.name for pod in own} - newest
-        self._from_the_start = newest
-        self.complete = True
-
-    def due(self) -> tuple[Pod, ...]:
-        """Return the pods that have a log which isn't read yet, each pod once."""
-        if not self.complete:
-            return ()
-        found = tuple(pod for pod in self._own() if has_log(pod) and pod.name not in self._begun)
-        self._begun.update(pod.name for pod in found)
-        return found
-
-    def was_there(self, pod: Pod) -> bool:
-        """Return whether this pod existed at the start."""
-        return pod.name in self._from_the_start
-
-    def new_waits(self) -> dict[str, str]:
-        """Return the replicas without a log and the reasons, unless reported before."""
-        newest = newest_pods(self._own(), self.wanted)
-        waits = {pod.replica.title: why_no_log(pod) for pod in newest if not has_log(pod)}
-        fresh = {title: why for title, why in waits.items() if self._known_waits.get(title) != why}
-        self._known_waits = waits
-        return fresh
-
-    def _own(self) -> tuple[Pod, ...]:
-        own = own_pods(self._pods.values(), self.job_uid)
-        return tuple(pod for pod in own if self.wanted.takes(pod.replica))
-
-
 def describe_waits(waits: dict[str, str]) -> str:
     """Return `worker 0 and worker 1: Unschedulable: no nodes`, with replicas grouped by cause."""
     titles = dict[str, list[str]]()
@@ -380,8 +322,11 @@ class LogFollowing:
     ) -> None:
         self._api, self._job, self._tail = api, job, tail
         self._on_line, self._on_note = on_line, on_note
-        self._followed = FollowedPods(job.uid, wanted)
-        self._is_over = False
+        self._wanted = wanted
+        self._pods = dict[str, dict[str, Any]]()
+        self._begun, self._from_the_start = set[str](), set[str]()
+        self._waits = dict[str, str]()
+        self._is_listed = self._is_over = False
         self._deletion: NoJob | None = None
         self._reading = 0
         self._done = asyncio.Event()
@@ -413,24 +358,34 @@ class LogFollowing:
     async def _watch_pods(self, group: asyncio.TaskGroup, *, once: bool = False) -> None:
         async with aclosing(follow(self._api, pod_scope(self._job.namespace, self._job.name))) as changes:
             async for change in changes:
-                self._take_pods(change, group)
+                if isinstance(change, Seen):
+                    self._pods[change.manifest["metadata"]["uid"]] = change.manifest
+                elif isinstance(change, Gone):
+                    self._pods.pop(change.manifest["metadata"]["uid"], None)
+                self._look_at_pods(group, is_listed=isinstance(change, Listed))
                 self._check_end()
                 if once and isinstance(change, Listed):
                     break
 
-    def _take_pods(self, change: Change, group: asyncio.TaskGroup) -> None:
-        followed = self._followed
-        if isinstance(change, Seen):
-            followed.see(change.manifest)
-        elif isinstance(change, Gone):
-            followed.lose(change.manifest)
-        elif isinstance(change, Listed):
-            followed.begin()
-        for pod in followed.due():
-            self._reading += 1
-            group.create_task(self._read(pod))
-        if followed.complete and not self._is_over and (waits := followed.new_waits()):
-            self._report(f"waiting for {describe_waits(waits)}")
+    def _look_at_pods(self, group: asyncio.TaskGroup, *, is_listed: bool) -> None:
+        """Begin to read each log once there is one, and report what the other replicas wait for."""
+        own = [p for p in own_pods(self._pods.values(), self._job.uid) if self._wanted.takes(p.replica)]
+        newest = newest_pods(own, self._wanted)
+        if is_listed and not self._is_listed:  # pods of earlier attempts are left to `--previous`
+            self._is_listed, self._from_the_start = True, {pod.name for pod in newest}
+            self._begun = {pod.name for pod in own} - self._from_the_start
+        if not self._is_listed:
+            return
+        for pod in own:
+            if has_log(pod) and pod.name not in self._begun:
+                self._begun.add(pod.name)
+                self._reading += 1
+                group.create_task(self._read(pod))
+        if not self._is_over:
+            known = self._waits
+            self._waits = {pod.replica.title: why_no_log(pod) for pod in newest if not has_log(pod)}
+            if new := {title: why for title, why in self._waits.items() if known.get(title) != why}:
+                self._report(f"waiting for {describe_waits(new)}")
 
     async def _watch_job(self, group: asyncio.TaskGroup) -> None:
         job = self._job
@@ -448,7 +403,7 @@ class LogFollowing:
         self._check_end()
 
     def _check_end(self) -> None:
-        if self._is_over and self._followed.complete and self._reading == 0:
+        if self._is_over and self._is_listed and self._reading == 0:
             self._done.set()
 
     def _report_state(self, job: JobView) -> None:
@@ -466,7 +421,7 @@ class LogFollowing:
             self._job.namespace,
             pod,
             follow=True,
-            tail=self._tail if self._followed.was_there(pod) else None,
+            tail=self._tail if pod.name in self._from_the_start else None,
             gives_up=lambda: self._is_over,
         )
         try:
