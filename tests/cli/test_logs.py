@@ -96,7 +96,7 @@ def test_a_failed_job_ends_with_what_failed(api: CliServer) -> None:
 
 def test_following_through_a_restart(api: CliServer) -> None:
     api.put(stored_job("Pending", message="starting 1 worker"))
-    following = Beside("logs", "digits", "-f")
+    following = Beside("logs", "digits", "-f", "--tail", "0")  # of pods that are there already
     api.wait_until(lambda: api.count("watch") == api.count("watch", "pods") == 1)
     api.put(stored_pod())
     put_running(api, ("worker", 0))
