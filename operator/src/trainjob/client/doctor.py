@@ -36,6 +36,9 @@ class Verdict(StrEnum):
     PROBLEM = "problem"
 
 
+OK, NOTE, PROBLEM = Verdict
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of the answer: what was looked at, the result, what is there, and what to do, if anything."""
@@ -134,7 +137,7 @@ def check_here(folder: Path, *, needed: bool, environ: Mapping[str, str] = os.en
         check_disk(str(folder), bounded(lambda: _find_room(folder))),
     ]
     return [
-        replace(check, verdict=Verdict.NOTE) if check.verdict is Verdict.PROBLEM and not needed else check
+        replace(check, verdict=NOTE) if check.verdict is PROBLEM and not needed else check
         for check in checks
         if check is not None
     ]
@@ -144,8 +147,8 @@ def check_python(python: str, bounds: str) -> Check:
     """Whether this Python is one that trainjob is made for, such as `<3.14,>=3.11`."""
     found = f"{python} ({sys.executable})"
     if is_within(python, bounds):
-        return Check("Python", Verdict.OK, found)
-    return Check("Python", Verdict.PROBLEM, found, f"install trainjob with a Python {_in_words(bounds)}")
+        return Check("Python", OK, found)
+    return Check("Python", PROBLEM, found, f"install trainjob with a Python {_in_words(bounds)}")
 
 
 _INSTALL = "pip install 'trainjob-trainer[cpu]', or [gpu] for NVIDIA GPUs"
@@ -154,11 +157,11 @@ _INSTALL = "pip install 'trainjob-trainer[cpu]', or [gpu] for NVIDIA GPUs"
 def check_trainer(own: str, trainer: str | None) -> Check:
     """Whether operator and trainer are there, of one version."""
     if trainer is None:
-        return Check("trainjob", Verdict.PROBLEM, f"{own}, without trainjob-trainer", _INSTALL)
+        return Check("trainjob", PROBLEM, f"{own}, without trainjob-trainer", _INSTALL)
     if trainer != own:
         found = f"{own}, with trainjob-trainer {trainer}"
-        return Check("trainjob", Verdict.NOTE, found, "install both of one version")
-    return Check("trainjob", Verdict.OK, own)
+        return Check("trainjob", NOTE, found, "install both of one version")
+    return Check("trainjob", OK, own)
 
 
 class TensorFlow(NamedTuple):
@@ -208,10 +211,10 @@ def check_tensorflow(tensorflow: Found[TensorFlow] | None, requirements: Collect
     `requirements` are those of trainjob-trainer, as its metadata has them.
     """
     if tensorflow is None:
-        return Check("TensorFlow", Verdict.PROBLEM, "not installed in this Python", _INSTALL)
+        return Check("TensorFlow", PROBLEM, "not installed in this Python", _INSTALL)
     if isinstance(tensorflow, Unknown):
         remedy = f"repair the installation, or begin with a new environment: {_INSTALL}"
-        return Check("TensorFlow", Verdict.PROBLEM, f"can't be imported: {tensorflow.why}", remedy)
+        return Check("TensorFlow", PROBLEM, f"can't be imported: {tensorflow.why}", remedy)
     found = f"{tensorflow.version}, imported in {tensorflow.seconds:.1f} s"
     names = ("tensorflow", "tensorflow-cpu")
     return _check_tested("TensorFlow", found, tensorflow.version, names, requirements)
@@ -224,7 +227,7 @@ def check_keras(tensorflow: Found[TensorFlow] | None, requirements: Collection[s
     keras = tensorflow.keras
     if keras.startswith("2."):
         remedy = f"unset TF_USE_LEGACY_KERAS and install Keras 3: {_INSTALL}"
-        return Check("Keras", Verdict.PROBLEM, f"{keras}, which trains only in loops of your own", remedy)
+        return Check("Keras", PROBLEM, f"{keras}, which trains only in loops of your own", remedy)
     return _check_tested("Keras", keras, keras, ("keras",), requirements)
 
 
@@ -233,9 +236,9 @@ def _check_tested(
 ) -> Check:
     bounds = next((text for text in requirements if re.split(r"[^\w-]", text, maxsplit=1)[0] in names), "")
     if is_within(release, bounds):
-        return Check(subject, Verdict.OK, found)
+        return Check(subject, OK, found)
     tested = f"{found}; tested are versions {_in_words(bounds)}"
-    return Check(subject, Verdict.NOTE, tested, f"if training fails, {_INSTALL}")
+    return Check(subject, NOTE, tested, f"if training fails, {_INSTALL}")
 
 
 def check_gpus(
@@ -249,22 +252,22 @@ def check_gpus(
     counted = f"{devices} NVIDIA GPU{'' if devices == 1 else 's'}"
     with_driver = f", driver {driver.partition(chr(10))[0]}" if isinstance(driver, str) and driver else ""
     if not isinstance(tensorflow, TensorFlow):
-        return Check("GPUs", Verdict.OK, f"{counted}{with_driver}") if devices else None
+        return Check("GPUs", OK, f"{counted}{with_driver}") if devices else None
     built = f"TensorFlow for CUDA {tensorflow.cuda}" if tensorflow.cuda else "TensorFlow without CUDA"
     if tensorflow.gpus:
-        return Check("GPUs", Verdict.OK, f"{', '.join(tensorflow.gpus)} ({built}{with_driver})")
+        return Check("GPUs", OK, f"{', '.join(tensorflow.gpus)} ({built}{with_driver})")
     if not devices:
         hidden = "none (CUDA_VISIBLE_DEVICES hides them)" if is_choosing else "none"
-        return Check("GPUs", Verdict.OK, f"{hidden}; training uses the processors ({built})")
+        return Check("GPUs", OK, f"{hidden}; training uses the processors ({built})")
     found = f"{counted}{with_driver}, and {built}"
     if not tensorflow.cuda:
         remedy = "pip install 'trainjob-trainer[gpu]' in an environment without tensorflow-cpu"
-        return Check("GPUs", Verdict.PROBLEM, found, remedy)
+        return Check("GPUs", PROBLEM, found, remedy)
     if isinstance(driver, Unknown):
         remedy = "install or restart NVIDIA's driver: nvidia-smi must list the GPUs"
-        return Check("GPUs", Verdict.PROBLEM, f"{found} sees none; {driver.why}", remedy)
+        return Check("GPUs", PROBLEM, f"{found} sees none; {driver.why}", remedy)
     remedy = "install CUDA's libraries: pip install 'tensorflow[and-cuda]'; its import names those missing"
-    return Check("GPUs", Verdict.PROBLEM, f"{found} sees none", remedy)
+    return Check("GPUs", PROBLEM, f"{found} sees none", remedy)
 
 
 def _find_ports() -> int:
@@ -277,8 +280,8 @@ def check_ports(ports: Found[int]) -> Check:
     """Whether replicas can listen on this machine."""
     if isinstance(ports, Unknown):
         remedy = "let programs listen on 127.0.0.1, or end some of those that do (ss -ltn)"
-        return Check("ports", Verdict.PROBLEM, ports.why, remedy)
-    return Check("ports", Verdict.OK, f"{ports} free ones found between 15000 and 32000")
+        return Check("ports", PROBLEM, ports.why, remedy)
+    return Check("ports", OK, f"{ports} free ones found between 15000 and 32000")
 
 
 def _find_room(folder: Path) -> int:
@@ -294,12 +297,12 @@ def check_disk(folder: str, free: Found[int]) -> Check:
     """Whether there is room for checkpoints, models and logs: so many bytes are free for this user."""
     if isinstance(free, Unknown):
         remedy = "make it writable, or choose another one: trainjob run --folder"
-        return Check("disk", Verdict.PROBLEM, f"{folder} can't be written: {free.why}", remedy)
+        return Check("disk", PROBLEM, f"{folder} can't be written: {free.why}", remedy)
     found = f"{format_size(free)} free for {folder}"
     if free >= _SCARCE:
-        return Check("disk", Verdict.OK, found)
+        return Check("disk", OK, found)
     remedy = "free some space, or choose another disk: trainjob run --folder"
-    return Check("disk", Verdict.PROBLEM if free < _LITTLE else Verdict.NOTE, found, remedy)
+    return Check("disk", PROBLEM if free < _LITTLE else NOTE, found, remedy)
 
 
 # Versions.

@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainjob.api import TRAINER_CONTAINER
 from trainjob.api.constants import GROUP, PLURAL
 from trainjob.client.connection import ClusterOptions, find_access
-from trainjob.client.doctor import LOOK_SECONDS, Check, Found, Unknown, Value, Verdict, bounded, is_within
+from trainjob.client.doctor import (
+    LOOK_SECONDS,
+    NOTE,
+    OK,
+    PROBLEM,
+    Check,
+    Found,
+    Unknown,
+    Value,
+    bounded,
+    is_within,
+)
 from trainjob.client.jobs import pods_of
 from trainjob.client.problems import describe_problem, lacks_api
 from trainjob.client.submission import submit
@@ -76,8 +87,7 @@ def check_cluster(
     access = bounded(find)
     if isinstance(access, Unknown):
         remedy = "only for training in a cluster: get a kubeconfig, and name it by KUBECONFIG or --kubeconfig"
-        verdict = Verdict.PROBLEM if needed else Verdict.NOTE
-        return [Check("kubeconfig", verdict, access.why, remedy)]
+        return [Check("kubeconfig", PROBLEM if needed else NOTE, access.why, remedy)]
     namespace = where.namespace or access.namespace
     answers = bounded(lambda: asyncio.run(_look_at_cluster(access, namespace)), 4 * LOOK_SECONDS)
     if isinstance(answers, Unknown):
@@ -87,7 +97,7 @@ def check_cluster(
         return checks
     # In this thread: Ctrl-C has to delete the pod.
     pulled = asyncio.run(try_image(access, namespace, image, seconds))
-    if gpus is None or pulled.verdict is not Verdict.OK:
+    if gpus is None or pulled.verdict is not OK:
         return [*checks, pulled]
     output = output or ({"claim": {"claimName": claims[0]}} if claims else None)
     if output is None:
@@ -103,7 +113,7 @@ async def _look_at_cluster(access: Access, namespace: str) -> tuple[list[Check],
         answer = await _answer(api.get(SERVER_VERSION, None, ""))
         release = answer if isinstance(answer, Unknown) else str(answer.get("gitVersion", ""))
         server = check_server(access.server, namespace, release)
-        if server.verdict is Verdict.PROBLEM:
+        if server.verdict is PROBLEM:
             return [server], ()
         crd, controllers, allowed, classes, claims = await asyncio.gather(
             _find_crd(api, namespace),
@@ -149,11 +159,11 @@ def check_server(server: str, namespace: str, release: Found[str]) -> Check:
     """Whether the API server answers, and its Kubernetes is new enough."""
     if isinstance(release, Unknown):
         remedy = "start or reach the cluster (VPN, proxy, login), or choose another one by --context"
-        return Check("cluster", Verdict.PROBLEM, f"{server}: {release.why}", remedy)
+        return Check("cluster", PROBLEM, f"{server}: {release.why}", remedy)
     found = f"Kubernetes {release} at {server}, namespace {namespace}"
     if is_within(release.lstrip("v"), "<1.29"):
-        return Check("cluster", Verdict.PROBLEM, found, "TrainJob needs Kubernetes 1.29 or newer: upgrade it")
-    return Check("cluster", Verdict.OK, found)
+        return Check("cluster", PROBLEM, found, "TrainJob needs Kubernetes 1.29 or newer: upgrade it")
+    return Check("cluster", OK, found)
 
 
 async def _find_crd(api: ApiClient, namespace: str) -> Found[str | None]:
@@ -184,18 +194,18 @@ _INSTALL = "have an administrator install the chart (docs/install.md)"
 def check_crd(crd: Found[str | None], own: str) -> Check:
     """Whether the cluster knows TrainJobs, of this program's version."""
     if isinstance(crd, Unknown):
-        return Check("CRD", Verdict.NOTE, f"its version isn't known: {crd.why}")
+        return Check("CRD", NOTE, f"its version isn't known: {crd.why}")
     if crd is None:
-        return Check("CRD", Verdict.PROBLEM, f"this cluster has no {PLURAL}.{GROUP}", _INSTALL)
+        return Check("CRD", PROBLEM, f"this cluster has no {PLURAL}.{GROUP}", _INSTALL)
     return _check_release("CRD", crd, crd or "of an unknown version", own)
 
 
 def check_controllers(deployments: Found[Sequence[Manifest]], own: str) -> Check:
     """Whether a controller runs, of this program's version."""
     if isinstance(deployments, Unknown):
-        return Check("controller", Verdict.NOTE, f"can't be seen: {deployments.why}")
+        return Check("controller", NOTE, f"can't be seen: {deployments.why}")
     if not deployments:
-        return Check("controller", Verdict.PROBLEM, "no Deployment of one is in this cluster", _INSTALL)
+        return Check("controller", PROBLEM, "no Deployment of one is in this cluster", _INSTALL)
     releases = {
         f"{each['metadata']['namespace']}/{each['metadata']['name']}": str(
             (each["metadata"].get("labels") or {}).get("app.kubernetes.io/version", "")
@@ -206,7 +216,7 @@ def check_controllers(deployments: Found[Sequence[Manifest]], own: str) -> Check
     if not releases:
         namespace, name = (deployments[0]["metadata"][key] for key in ("namespace", "name"))
         remedy = f"kubectl describe deployment {name} -n {namespace}, and the log of its pods"
-        return Check("controller", Verdict.PROBLEM, f"{namespace}/{name} has no pod that is ready", remedy)
+        return Check("controller", PROBLEM, f"{namespace}/{name} has no pod that is ready", remedy)
     found = ", ".join(f"{each or 'of an unknown version'} in {where}" for where, each in releases.items())
     return _check_release("controller", next(iter(releases.values())), found, own)
 
@@ -214,11 +224,11 @@ def check_controllers(deployments: Found[Sequence[Manifest]], own: str) -> Check
 def _check_release(subject: str, release: str, found: str, own: str) -> Check:
     theirs, ours = read_release(release), read_release(own)
     if theirs == UNKNOWN:
-        return Check(subject, Verdict.NOTE, found, f"this program is of version {own}")
+        return Check(subject, NOTE, found, f"this program is of version {own}")
     if theirs == ours:
-        return Check(subject, Verdict.OK, found)
+        return Check(subject, OK, found)
     who = "an administrator should upgrade the chart" if theirs < ours else "upgrade this program"
-    return Check(subject, Verdict.NOTE, found, f"this program is of version {own}: {who}")
+    return Check(subject, NOTE, found, f"this program is of version {own}: {who}")
 
 
 # Permissions.
@@ -279,7 +289,7 @@ async def _find_permissions(api: ApiClient, namespace: str) -> Found[Mapping[Per
 def check_permissions(allowed: Found[Mapping[Permission, bool]], namespace: str) -> Sequence[Check]:
     """Whether this person may do in the namespace what the commands do."""
     if isinstance(allowed, Unknown):
-        return [Check("permissions", Verdict.NOTE, f"can't be told: {allowed.why}")]
+        return [Check("permissions", NOTE, f"can't be told: {allowed.why}")]
     checks = []
     for needed in (True, False):
         missing = [each for each, is_given in allowed.items() if each.needed is needed and not is_given]
@@ -288,9 +298,9 @@ def check_permissions(allowed: Found[Mapping[Permission, bool]], namespace: str)
             uses = ", ".join(dict.fromkeys(use for each in missing for use in each.use.split(", ")))
             remedy = f"have an administrator bind the ClusterRole `edit` to you in {namespace}"
             found = f"you may not {rights} in {namespace} (for {uses})"
-            verdict = Verdict.PROBLEM if needed else Verdict.NOTE
+            verdict = PROBLEM if needed else NOTE
             checks.append(Check("permissions", verdict, found, remedy))
-    return checks or [Check("permissions", Verdict.OK, f"all of {len(allowed)} in {namespace}")]
+    return checks or [Check("permissions", OK, f"all of {len(allowed)} in {namespace}")]
 
 
 # Storage.
@@ -321,9 +331,9 @@ def check_storage(classes: Found[Sequence[Manifest]], claims: Sequence[str], nam
     """Whether replicas on several nodes can share an output; `claims` are those of the namespace that can."""
     if claims:
         listed = ", ".join(claims[:3]) + (", …" if len(claims) > 3 else "")
-        return Check("storage", Verdict.OK, f"claims for several nodes in {namespace}: {listed}")
+        return Check("storage", OK, f"claims for several nodes in {namespace}: {listed}")
     if isinstance(classes, Unknown):
-        return Check("storage", Verdict.NOTE, f"the storage classes can't be listed: {classes.why}")
+        return Check("storage", NOTE, f"the storage classes can't be listed: {classes.why}")
     provisioners = {each["metadata"]["name"]: each["provisioner"] for each in classes}
     shared = [
         f"{name} ({system})"
@@ -332,13 +342,13 @@ def check_storage(classes: Found[Sequence[Manifest]], claims: Sequence[str], nam
         if kind == known or kind.endswith((f".{known}", f"-{known}", f"/{known}"))
     ]
     if shared:
-        return Check("storage", Verdict.OK, f"classes for several nodes: {', '.join(shared)}")
+        return Check("storage", OK, f"classes for several nodes: {', '.join(shared)}")
     known = ", ".join(f"{name} ({kind})" for name, kind in provisioners.items()) or "no storage class"
     remedy = (
         "keep all replicas on one node, use --output nfs:SERVER:/FOLDER, or install a class for ReadWriteMany"
         " (NFS, CephFS, EFS, Filestore, Azure Files)"
     )
-    return Check("storage", Verdict.NOTE, f"none is known to serve several nodes: {known}", remedy)
+    return Check("storage", NOTE, f"none is known to serve several nodes: {known}", remedy)
 
 
 # An image, pulled by a pod that is deleted again.
@@ -391,7 +401,7 @@ async def try_image(access: Access, namespace: str, image: str, seconds: float) 
 
 
 def _not_tried(why: str) -> Check:
-    return Check("image", Verdict.PROBLEM, why, "see kubectl get events; the pod was deleted again")
+    return Check("image", PROBLEM, why, "see kubectl get events; the pod was deleted again")
 
 
 def build_probe(namespace: str, image: str, name: str, seconds: float) -> Manifest:
@@ -435,7 +445,7 @@ def check_probe(pod: Manifest, image: str) -> Check | None:
         return _check_python(image, printable(message).strip())
     if reason in _NEVER:
         remedy = "correct the name, or give the namespace's service account an imagePullSecret"
-        return Check("image", Verdict.PROBLEM, f"{image} can't be pulled: {message}", remedy)
+        return Check("image", PROBLEM, f"{image} can't be pulled: {message}", remedy)
     if reason and reason not in _STARTING:
         return _check_python(image, message)
     if status.get("phase") == "Failed":
@@ -449,11 +459,11 @@ def _check_python(image: str, says: str) -> Check:
     if not is_within(python, ">=3.9"):
         why = f"has Python {python}" if python[:1].isdecimal() else f"its Python can't be run: {says}"
         remedy = "take an image with Python 3.9 or newer and TensorFlow"
-        return Check("image", Verdict.PROBLEM, f"{image} is pulled, and {why}", remedy)
+        return Check("image", PROBLEM, f"{image} is pulled, and {why}", remedy)
     if not tensorflow:
         remedy = "take an image with TensorFlow, or install it there"
-        return Check("image", Verdict.PROBLEM, f"{image} has Python {python} and no TensorFlow", remedy)
-    return Check("image", Verdict.OK, f"{image} has Python {python}, TensorFlow {tensorflow}")
+        return Check("image", PROBLEM, f"{image} has Python {python} and no TensorFlow", remedy)
+    return Check("image", OK, f"{image} has Python {python}, TensorFlow {tensorflow}")
 
 
 def _describe_wait(pod: Manifest) -> str:
@@ -585,7 +595,7 @@ def check_all_reduce(measured: Found[Mapping[str, Any]], nodes: Sequence[str] = 
     subject = "all-reduce"
     if isinstance(measured, Unknown):
         remedy = "correct what it says, or try --gpus 0, which needs the pods' network alone (docs/gpus.md)"
-        return Check(subject, Verdict.PROBLEM, measured.why, remedy)
+        return Check(subject, PROBLEM, measured.why, remedy)
     implementation, devices = printable(str(measured["implementation"])), max(int(measured["devices"]), 1)
     size, seconds = int(measured["size"]), float(measured["seconds"])
     # As nccl-tests count it: what each device's link carries, whatever the number of devices.
@@ -596,8 +606,7 @@ def check_all_reduce(measured: Found[Mapping[str, Any]], nodes: Sequence[str] = 
     )
     if gpus and implementation != "NCCL":
         remedy = "take an image with CUDA's libraries (docs/images.md); TensorFlow in this one sees no GPU"
-        return Check(subject, Verdict.PROBLEM, found, remedy)
+        return Check(subject, PROBLEM, found, remedy)
     if len(nodes) < 2:
-        remedy = "one node took both workers: no network between nodes was used"
-        return Check(subject, Verdict.NOTE, found, remedy)
-    return Check(subject, Verdict.OK, found)
+        return Check(subject, NOTE, found, "one node took both workers: no network between nodes was used")
+    return Check(subject, OK, found)
