@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from support.agents.agent_job import Job
-from trainjob.client.code import Packed, pack
+from trainjob.client.submission import Packed, pack
 
 MAIN = """
 import json, os, pathlib, sys

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainjob.client.code import LARGEST, UnusableCode, collect, describe, pack
+from trainjob.client.submission import LARGEST, UnusableCode, collect, describe, pack
 
 
 def lay_out(root: Path, *names: str, **contents: str) -> None:

@@ -40,7 +40,7 @@ from trainjob.core.script import (
 )
 
 if TYPE_CHECKING:
-    from trainjob.client.code import Packed
+    from trainjob.client.submission import Packed
 
 RUNS = "runs"
 """The folder of local runs, which never travels."""
@@ -221,8 +221,13 @@ class JobSource:
                 code can't travel.
         """
         # Packing is needed by few commands.
-        from trainjob.client.code import UnusableCode, collect, describe, pack  # noqa: PLC0415
-        from trainjob.client.submission import with_code  # noqa: PLC0415
+        from trainjob.client.submission import (  # noqa: PLC0415
+            UnusableCode,
+            collect,
+            describe,
+            pack,
+            with_code,
+        )
 
         self._check_for_cluster()
         packed, notes = None, tuple[str, ...]()

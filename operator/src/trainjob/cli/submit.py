@@ -19,14 +19,13 @@ from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import ClusterJob
 from trainjob.client.job_logs import Wanted
 from trainjob.client.problems import describe_refusal
-from trainjob.client.submission import AnotherJob
+from trainjob.client.submission import AnotherJob, Packed
 from trainjob.client.submission import submit as create_job
 from trainjob.client.view import JobView, Outcome, read_job
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import ClusterError, RequestFailure
 
 if TYPE_CHECKING:
-    from trainjob.client.code import Packed
     from trainjob.client.connection import Connection
     from trainjob.cluster.kube.client import ApiClient
 

@@ -36,7 +36,7 @@ from trainjob.core.script import (
 from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
-    from trainjob.client.code import Packed
+    from trainjob.client.submission import Packed
 
 RUNS = Path("runs")
 """Where runs on this machine lie, below the working directory; `trainjob run` has the same."""
@@ -283,8 +283,7 @@ class Trainer:
             raise ValueError("image= is missing: name the image that has TensorFlow and your packages")
         if job.output is None:
             raise ValueError("output= is missing: name where results go, such as 'claim:training'")
-        from trainjob.client.code import collect, pack  # noqa: PLC0415 - not for runs here
-        from trainjob.client.submission import with_code  # noqa: PLC0415 - as above
+        from trainjob.client.submission import collect, pack, with_code  # noqa: PLC0415 - not for runs here
 
         files = dict[str, bytes]()
         if job.code or self._script is not None:
