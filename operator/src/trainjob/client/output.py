@@ -221,10 +221,7 @@ class Output:
     """The output of a job, from `open_output`; `run` starts `output_archive.py` with a request."""
 
     def __init__(
-        self,
-        name: str,
-        run: Callable[[Mapping[str, Any]], Awaitable[Program]],
-        folder: Path | None = None,
+        self, name: str, run: Callable[[Mapping[str, Any]], Awaitable[Program]], folder: Path | None = None
     ) -> None:
         self._name, self._run, self._folder = name, run, folder
 
