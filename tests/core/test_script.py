@@ -14,7 +14,6 @@ from trainjob.core.manifests import count_gpus, role_template
 from trainjob.core.names import replica_counts
 from trainjob.core.script import (
     InvalidOption,
-    InvalidOverride,
     ScriptJob,
     build_job,
     build_smoke_test,
@@ -171,7 +170,7 @@ def test_a_field_is_set(assignment: str, path: tuple[str | int, ...], value: Any
     ],
 )
 def test_a_field_that_cant_be_set(assignment: str, message: str) -> None:
-    with pytest.raises(InvalidOverride, match=message):
+    with pytest.raises(InvalidOption, match=message):
         set_field(a_job(workers=2), assignment)
 
 

@@ -29,7 +29,6 @@ from trainjob.cli.documents import (
 from trainjob.cli.options import FILE, gathered, one_file
 from trainjob.core.script import (
     InvalidOption,
-    InvalidOverride,
     ScriptJob,
     build_job,
     build_smoke_test,
@@ -342,7 +341,7 @@ class JobSource:
         for assignment in self.assignments:
             try:
                 set_field(raw, assignment)
-            except InvalidOverride as invalid:
+            except InvalidOption as invalid:
                 raise click.BadParameter(str(invalid), param_hint="--set") from invalid
 
 

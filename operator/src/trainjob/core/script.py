@@ -197,10 +197,6 @@ _PATH = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+|\[[^\[\]]+\])*")
 _ROLES = ("worker", "chief", "ps", "evaluator")
 
 
-class InvalidOverride(ValueError):
-    """A field can't be set; the message says why."""
-
-
 def set_field(job: dict[str, Any], assignment: str) -> None:
     """Set one field of a TrainJob, or remove it if the value is empty or null.
 
@@ -209,21 +205,21 @@ def set_field(job: dict[str, Any], assignment: str) -> None:
     The value is YAML.
 
     Raises:
-        InvalidOverride: the field or the value can't be read, or the field leads through something else than
+        InvalidOption: the field or the value can't be read, or the field leads through something else than
             objects and lists.
     """
     field, separator, text = assignment.partition("=")
     if not separator or not _PATH.fullmatch(field):
-        raise InvalidOverride(f"{assignment!r} is not FIELD=VALUE, such as spec.worker.replicas=4")
+        raise InvalidOption(f"{assignment!r} is not FIELD=VALUE, such as spec.worker.replicas=4")
     try:
         value = read_value(text, source=field)
     except InvalidTrainJob as invalid:
-        raise InvalidOverride("; ".join(error.message for error in invalid.errors)) from invalid
+        raise InvalidOption("; ".join(error.message for error in invalid.errors)) from invalid
     holder: Any = job
     steps = [name or key for name, key in _STEP.findall(field)]
     for number, step in enumerate(steps, 1):
         if not isinstance(holder, dict | list):
-            raise InvalidOverride(f"{field}: {shown(holder)} has no field {step!r}")
+            raise InvalidOption(f"{field}: {shown(holder)} has no field {step!r}")
         key: Any = _index(holder, step, field) if isinstance(holder, list) else step
         if number < len(steps):
             if isinstance(holder, dict) and holder.get(key) is None:
@@ -255,7 +251,7 @@ def _index(items: list[Any], step: str, field: str) -> int:
         return int(step)
     count = f"{len(items)} item{'' if len(items) == 1 else 's'}"
     more = f": {', '.join(names)}" if names else ""
-    raise InvalidOverride(f"{field}: there is no [{step}]; the list has {count}{more}")
+    raise InvalidOption(f"{field}: there is no [{step}]; the list has {count}{more}")
 
 
 # A smoke test: a job of its own that takes one step of everything.
