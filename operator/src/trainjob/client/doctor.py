@@ -112,9 +112,6 @@ def run_program(command: Sequence[str], seconds: float) -> Found[str]:
         return Unknown(lines.splitlines()[-1] if lines else f"exit code {code}") if code else lines
 
 
-# This machine.
-
-
 def check_here(folder: Path, *, needed: bool, environ: Mapping[str, str] = os.environ) -> list[Check]:
     """Return the checks of this machine; unless training here is `needed`, problems are notes.
 
@@ -303,9 +300,6 @@ def check_disk(folder: str, free: Found[int]) -> Check:
         return Check("disk", OK, found)
     remedy = "free some space, or choose another disk: trainjob run --folder"
     return Check("disk", PROBLEM if free < _LITTLE else NOTE, found, remedy)
-
-
-# Versions.
 
 
 _BOUND = re.compile(r"(>=|<)\s*([0-9.]+)")

@@ -152,9 +152,6 @@ async def _items(request: Awaitable[Manifest]) -> Found[list[Manifest]]:
     return answer if isinstance(answer, Unknown) else list(answer.get("items") or ())
 
 
-# Versions.
-
-
 def check_server(server: str, namespace: str, release: Found[str]) -> Check:
     """Whether the API server answers, and its Kubernetes is new enough."""
     if isinstance(release, Unknown):
@@ -231,9 +228,6 @@ def _check_release(subject: str, release: str, found: str, own: str) -> Check:
     return Check(subject, NOTE, found, f"this program is of version {own}: {who}")
 
 
-# Permissions.
-
-
 class Permission(NamedTuple):
     """Something that a person does in a cluster, as RBAC writes it, and the commands that use it.
 
@@ -301,9 +295,6 @@ def check_permissions(allowed: Found[Mapping[Permission, bool]], namespace: str)
             verdict = PROBLEM if needed else NOTE
             checks.append(Check("permissions", verdict, found, remedy))
     return checks or [Check("permissions", OK, f"all of {len(allowed)} in {namespace}")]
-
-
-# Storage.
 
 
 _SHARED = {

@@ -76,9 +76,6 @@ def _table(page: Page, width: int) -> Table:
     return table
 
 
-# A notebook's cell.
-
-
 Curve = Mapping[int, float]
 """Values by step."""
 

@@ -139,9 +139,6 @@ def _own_modules(root: Path, as_files: Collection[Path]) -> list[ModuleType]:
     return own
 
 
-# Pickling, and what can't be pickled.
-
-
 _DATASET = (
     "a tf.data data set can't travel: create it inside the function, from files or arrays that each replica "
     "can read"

@@ -120,9 +120,6 @@ def _explained() -> Iterator[None]:
         raise explain(error) from error
 
 
-# Finding a job by its name.
-
-
 JobHandle: TypeAlias = "ClusterJob | LocalJob"
 
 

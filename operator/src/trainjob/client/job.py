@@ -207,8 +207,6 @@ class AsyncJob:
         async with self._open() as handle:
             await handle.delete()
 
-    # What the calls share.
-
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[JobHandle]:
         """Open the job for one call; each has a connection of its own, so that none is left open."""
@@ -388,8 +386,6 @@ class Job:
 
 
 jobs = Job.all
-
-# Displays, and notes on stderr.
 
 
 def _open_display(job: AsyncJob) -> Lines | Cell:

@@ -224,9 +224,6 @@ async def lines_so_far(
             await push(order, log)
 
 
-# Selection of a job's pods.
-
-
 @dataclass(frozen=True)
 class Wanted:
     """The requested replicas; None: all of them."""

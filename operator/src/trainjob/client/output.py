@@ -210,9 +210,6 @@ def safe_path(into: Path, name: str) -> Path:
     return into.joinpath(*parts)
 
 
-# One job's output.
-
-
 _EVENTS_AND_LINES = r"events\.out\.tfevents\.[^/]*$|\.jsonl$"
 _FOR_TENSORBOARD = r"events\.out\.tfevents\.[^/]*$|/plugins/"
 

@@ -33,9 +33,6 @@ from trainjob.core.stragglers import describe, describe_input
 from trainjob.core.wording import count_roles, printable, short_duration
 from trainjob_trainer.contract.replicas import EVALUATOR
 
-# What a replica does.
-
-
 _BUSY = ("training", "evaluating", "saving", "preparing", "rereading", "Running", "Evaluating")
 _TONES = {
     **dict.fromkeys(_BUSY, "busy"),
@@ -73,9 +70,6 @@ def describe_phase(replica: ReplicaView, job: JobView) -> str:
     is_at_start = report.step is not None and report.step == (report.resumed_from or 0)
     is_tracing = state in ("starting", "training") and is_at_start and not has_figures
     return "tracing the first step" if is_tracing else state
-
-
-# What earlier views have shown.
 
 
 _SMALLER = ("loss", "error", "mse", "mae", "rmse", "mape", "perplexity")
@@ -176,9 +170,6 @@ class JobHistory:
         self._steps.append((self._now, step))
         while self._now - self._steps[0][0] > _RATE_SECONDS and len(self._steps) > 2:
             self._steps.popleft()
-
-
-# The page.
 
 
 @dataclass(frozen=True)
@@ -336,9 +327,6 @@ def _describe_restarts(job: JobView) -> str:
     return f"{restarts.counted} of {job.spec.get('maxRestarts', 3)}{reset}{uncounted}{last}"
 
 
-# Replicas.
-
-
 _SINGLY = 6
 _RANGES = 3
 
@@ -402,15 +390,9 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.3g} s"
 
 
-# Events.
-
-
 _SHOWN_EVENTS = 3
 _USUAL = ("Created", "Started", "TrainingFinished", "Complete", "Failed")
 """The display's first lines and the job's end say this."""
-
-
-# The page as text, and jobs as a table.
 
 
 def describe_job(job: JobView, pods: Iterable[Pod], now: datetime) -> tuple[str, ...]:

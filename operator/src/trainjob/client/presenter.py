@@ -20,9 +20,6 @@ from trainjob.core.stragglers import describe
 from trainjob.core.wording import printable, short_duration
 from trainjob_trainer.contract.replicas import EVALUATOR
 
-# Figures.
-
-
 _SHARES = ("accuracy", "acc", "precision", "recall", "auc")
 
 
@@ -115,9 +112,6 @@ def last_events(events: Iterable[PostedEvent], most: int) -> tuple[str, ...]:
     earlier = len(shown) - most
     lines = [f"{time_of_day(event.at)} {event.message}" for event in shown[-most:]]
     return (*([f"{earlier} earlier event{'' if earlier == 1 else 's'}"] if earlier > 0 else []), *lines)
-
-
-# The state of a job.
 
 
 def describe_state(job: JobView, separator: str = ": ") -> str:

@@ -42,9 +42,6 @@ class Request(BaseModel):
     code: Mapping[str, str] | None = None
 
 
-# The comparison.
-
-
 @dataclass(frozen=True)
 class Differences:
     """What differs between two requests, a phrase each.

@@ -45,9 +45,6 @@ class UnusableCode(ValueError):
     """The files can't travel; the message says which and what to do."""
 
 
-# Collecting files.
-
-
 @dataclass
 class Code:
     """Files that travel, by the path below the root, and lines about what was left out and may be missed."""
@@ -212,9 +209,6 @@ class _Walk:
         return self._specs[folder]
 
 
-# Packing.
-
-
 class Packed(NamedTuple):
     """Files in one zip archive of at most `LARGEST` bytes, and its SHA-256 in hex."""
 
@@ -283,9 +277,6 @@ def _listed(names: Iterable[object]) -> str:
     shown = list(map(str, names))
     more = ["..."] if len(shown) > _NAMED_IN_MESSAGES else []
     return ", ".join(shown[:_NAMED_IN_MESSAGES] + more)
-
-
-# Creating the job.
 
 
 def with_code(manifest: Mapping[str, Any], packed: Packed) -> dict[str, Any]:

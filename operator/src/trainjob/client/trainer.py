@@ -239,8 +239,6 @@ class Trainer:
     def __repr__(self) -> str:
         return f"Trainer({self.name!r}, workers={self._job.workers})"
 
-    # What travels.
-
     def _check(self, command: Sequence[str], args: Sequence[object]) -> None:
         train, kwargs = self._train, self._kwargs
         if (train is None) == (not self._command):

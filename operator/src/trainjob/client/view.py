@@ -309,9 +309,6 @@ def _read_replica(
     return ReplicaView(replica.name, state, report, pod.name, pod.exit_code, pod.message)
 
 
-# The state of a pod.
-
-
 def describe_pod(pod: Pod, running: str = "running") -> str:
     """Return a pod's state in one or a few words: `running` while its container runs."""
     if pod.state is PodState.SUCCEEDED:
@@ -331,9 +328,6 @@ def why_no_log(pod: Pod) -> str:
         reason, message = pod.waiting
         return f"{reason}: {message}" if message else reason
     return "waiting for a node" if pod.state is PodState.PENDING else "starting"
-
-
-# The figures of a job as numbers.
 
 
 def current_metrics(job: JobView) -> dict[str, float]:

@@ -76,9 +76,6 @@ def parse_variables(texts: Sequence[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in texts)
 
 
-# The TrainJob of a script.
-
-
 GPU = "nvidia.com/gpu"
 
 

@@ -288,8 +288,6 @@ class LiveJobs:
             del self.jobs[key]
         self._change()
 
-    # Runs on this machine.
-
     async def _watch_runs(self, group: asyncio.TaskGroup) -> None:
         seen: object = None
         while True:
@@ -322,8 +320,6 @@ class LiveJobs:
         finally:
             self._following.discard(key)
             self._is_stale = True  # another run may have taken the folder
-
-    # Jobs of the cluster.
 
     async def _watch_cluster(self) -> None:
         is_asked_for = self._where != ClusterOptions() or self._all_namespaces

@@ -98,9 +98,6 @@ async def serve(jobs: LiveJobs, port: int = 0) -> AsyncGenerator[str]:
         await runner.cleanup()
 
 
-# Who may read.
-
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
