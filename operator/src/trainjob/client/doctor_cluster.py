@@ -130,11 +130,8 @@ async def _look_at_cluster(access: Access, namespace: str) -> tuple[list[Check],
     ]
     own = version("trainjob")
     checks = [server, check_crd(crd, own), check_controllers(controllers, own)]
-    return [
-        *checks,
-        *check_permissions(allowed, namespace),
-        check_storage(classes, shared, namespace),
-    ], shared
+    checks += (*check_permissions(allowed, namespace), check_storage(classes, shared, namespace))
+    return checks, shared
 
 
 async def _answer(request: Awaitable[Value]) -> Found[Value]:
