@@ -245,10 +245,31 @@ def test_init_writes_a_commented_file(project: Path) -> None:
 def test_init_says_what_the_least_job_lacks(project: Path) -> None:
     assert call("init", "train.py").exit_code == 0
     text = (project / "train.yaml").read_text()
-    for hint in ("        # image: ", "        # resources: "):
-        changed = text.replace(hint, hint.replace("# ", ""))
-        assert changed != text
-        parse(yaml.safe_load(changed))
+    changed = text.replace("        # resources: ", "        resources: ")
+    assert changed != text
+    parse(yaml.safe_load(changed))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--workers 3 --no-evaluator --name other --queue research",
+        "--gpus 1 --cpu 2 --memory 4Gi --env A=1 --env TRAIN_KEEP=2 --code src",
+        "--output claim:data -- --epochs 9",
+        "--output size:10Gi --evaluator",
+        "--output nfs:nfs.example.com:/exports",
+    ],
+)
+@pytest.mark.parametrize("script", ["train.py", "src/Train_MNIST v2.py", "ring.py"])
+def test_what_init_writes_is_valid_as_it_is(project: Path, script: str, words: str) -> None:
+    (project / script).write_text("import horovod.tensorflow" if script == "ring.py" else "")
+    written = call("init", script, *words.split())
+    assert written.exit_code == 0, written.stderr
+    (file,) = project.rglob(f"{Path(script).stem}.yaml")
+    valid = call("validate", str(file))
+    assert (valid.exit_code, valid.stderr) == (0, "")
+    assert call("run", str(file), "--dry-run").exit_code == 0
 
 
 def test_arguments_and_fields_of_a_file_are_replaced(project: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ import click
 from trainjob.api import read_documents
 from trainjob.cli.documents import RefusedFile
 from trainjob.cli.ending import ends_quietly
-from trainjob.cli.script_options import JobSource, WithArguments, print_job, script_options
+from trainjob.cli.script_options import (
+    JobSource,
+    WithArguments,
+    known_image,
+    print_job,
+    script_options,
+)
 
 _CONTAINER = "spec.template.spec.containers[0]"
 
@@ -28,7 +35,7 @@ _COMMENTS = {
     " that run as root.",
 }
 _OF_CONTAINER = {
-    "image": "Any image with TensorFlow and Python 3.9 or newer; not used on this machine.",
+    "image": "For a cluster, any one with TensorFlow and Python 3.9 or newer; not used on this machine.",
     "command": "Relative to this file's folder. The folder's code need not be in the image:\n"
     "trainjob submit {file} --code {folder} takes it along.",
     "args": "Replaced by what follows -- on the command line.",
@@ -36,7 +43,6 @@ _OF_CONTAINER = {
     "resources": "Of each replica; a GPU is a limit, nvidia.com/gpu.",
 }
 _ABSENT = {
-    "image": "image: tensorflow/tensorflow:latest   # for a cluster: any one with TensorFlow; not used here",
     "resources": 'resources: {requests: {cpu: "2", memory: 4Gi}, limits: {memory: 4Gi, nvidia.com/gpu: "1"}}',
 }
 _END = (
@@ -55,7 +61,7 @@ def init(source: JobSource) -> None:
     """
     if not source.is_script:
         raise click.UsageError(f"{source.file} is no Python script: its name doesn't end with .py")
-    job = source.build()
+    job = replace(source, script=replace(source.script, image=source.script.image or known_image())).build()
     file = source.folder / f"{Path(source.file).stem}.yaml"
     try:
         with file.open("x", encoding="utf-8") as written:

@@ -291,7 +291,7 @@ class JobSource:
         if self.script.image is None:
             missing.append(
                 "--image: an image with TensorFlow; your code need not be in it"
-                f" (such as --image tensorflow/tensorflow:{_tensorflow_version()})"
+                f" (such as --image {known_image()})"
             )
         if self.script.output is None:
             missing.append(
@@ -350,10 +350,11 @@ def print_job(raw: Mapping[str, Any]) -> str:
     return dump_yaml(dict(raw), inline_depth=3)
 
 
-def _tensorflow_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only for a message
+def known_image() -> str:
+    """Return TensorFlow's own image, of the version that is installed here."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - few commands need it
 
     for package in ("tensorflow", "tensorflow-cpu"):
         with suppress(PackageNotFoundError):
-            return version(package)
-    return "latest"
+            return f"tensorflow/tensorflow:{version(package)}"
+    return "tensorflow/tensorflow:latest"
