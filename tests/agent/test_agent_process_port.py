@@ -53,7 +53,7 @@ def test_a_member_reports_its_state_to_the_controller(tmp_path: Path) -> None:
         until(lambda: "waiting" in job.agents["worker-1"].output, "its complaint")
         report = job.ask("worker-1", world={"worker": 1})
         assert (report["role"], report["replica"], report["child"]) == ("member", "worker-1", "idle")
-        assert report["leaderLostSeconds"] > 0
+        assert report["leaderLostSeconds"] > 4.5, "agents start in any order: a short wait is no news"
 
         job.start("worker-0")
         job.wait_started(1)

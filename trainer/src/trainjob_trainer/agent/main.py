@@ -85,6 +85,8 @@ async def watch_evaluation(agent: ReplicaAgent, clock: Callable[[], float] = tim
 SHORTEST_WAIT = 0.1
 LONGEST_WAIT = 1.0
 _COMPLAIN_SECONDS = 30.0
+_QUIET_SECONDS = 5.0
+"""Agents start in any order, so a wait of a few seconds is no news."""
 
 
 class LeaderLink:
@@ -180,7 +182,7 @@ class LeaderLink:
             self._lost_at = self._loop.time()
             if not (agent.departure.done() or self._settings.task.is_evaluator):
                 log(f"lost the leading agent at {leader} ({why}); training stops here until it is back")
-        else:
+        elif self._loop.time() - self._lost_at >= _QUIET_SECONDS:
             self._trouble.log(f"waiting for the leading agent at {leader} ({why})")
         if not self._settings.task.is_evaluator:
             agent.cut_off()
