@@ -61,7 +61,7 @@ def test_notices_of_all_replicas_and_attempts_are_kept_once() -> None:
     simulation.progress("worker-1", step=3, notices="no list")
     report = build_report(simulation.group, simulation.now)
     assert report["notices"][:2] == ["trained alone", "too few rows"]
-    assert report["notices"][3:] == ["y" * 300, "fit 0", "fit 1", "fit 2", "fit 3"]
+    assert report["notices"][3:] == [f"{150 * 'y'}…{149 * 'y'}", "fit 0", "fit 1", "fit 2", "fit 3"]
     assert "notices" not in report["members"]["worker-1"]["report"]
 
 

@@ -205,11 +205,14 @@ def test_what_fits_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("longer", "kept"),
     [
-        ({"message": 3000 * "é"}, {"message": 2047 * "é" + "…"}),
+        ({"message": 3000 * "é"}, {"message": 1024 * "é" + "…" + 1023 * "é"}),
         ({"attempt": 2**63}, {"attempt": 2**63 - 1}),
         ({"restarts": {"counted": 2**31 - 1, "furthestStep": -5}}, {}),
         ({"progress": {"eta": "\x1b[31m3m\ud800", "stepSeconds": {"a": float("inf")}}}, {}),
-        ({"progress": {"metrics": {"loss": 99 * "1"}}}, {"progress": {"metrics": {"loss": 63 * "1" + "…"}}}),
+        (
+            {"progress": {"metrics": {"loss": 99 * "1"}}},
+            {"progress": {"metrics": {"loss": f"{32 * '1'}…{31 * '1'}"}}},
+        ),
     ],
 )
 def test_what_is_too_long_is_read_and_cut(longer: dict[str, Any], kept: dict[str, Any]) -> None:

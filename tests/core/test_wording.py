@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainjob.core.wording import printable, reason_word
+from trainjob_trainer.contract.reports import shorten
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,24 @@ def test_a_valid_reason_stays(word: str) -> None:
 )
 def test_an_invalid_reason_is_replaced(word: object) -> None:
     assert reason_word(word, "Other") == "Other"
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "in_bytes", "shown"),
+    [
+        ("short", 10, False, "short"),
+        ("0123456789", 10, True, "0123456789"),
+        ("worker-0: 0123456789: no such file", 21, False, "worker-0: … such file"),
+        ("0123456789ab", 10, True, "0123…9ab"),
+        ("éééééééé", 9, True, "é…é"),
+        ("éééééééé", 7, False, "ééé…ééé"),
+    ],
+)
+def test_a_long_text_keeps_its_ends(text: str, most: int, in_bytes: bool, shown: str) -> None:
+    assert shorten(text, most, in_bytes=in_bytes) == shown
+
+
+@given(st.text(max_size=600), st.integers(3, 1024))
+def test_what_is_shortened_fits(text: str, most: int) -> None:
+    assert len(shorten(text, most, in_bytes=True).encode()) <= most
+    assert len(shorten(text, most)) <= most

@@ -3,11 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from trainjob.cluster.kube.events import build_event, clamp, series_of, write_time
+from trainjob.cluster.kube.events import build_event, series_of, write_time
 
 JOB: dict[str, Any] = {
     "apiVersion": "trainjob.dev/v1alpha1",
@@ -15,24 +11,6 @@ JOB: dict[str, Any] = {
     "metadata": {"name": "digits", "namespace": "lab", "uid": "u1", "resourceVersion": "7"},
 }
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("text", "limit", "expected"),
-    [
-        ("short", 10, "short"),
-        ("0123456789", 10, "0123456789"),
-        ("01234567890", 10, "0123456…"),
-        ("éééé", 7, "éé…"),
-    ],
-)
-def test_long_messages_are_cut(text: str, limit: int, expected: str) -> None:
-    assert clamp(text, limit) == expected
-
-
-@given(st.text(max_size=600), st.integers(3, 1024))
-def test_what_is_cut_fits_and_is_text(text: str, limit: int) -> None:
-    assert len(clamp(text, limit).encode()) <= limit
 
 
 def test_an_event_is_about_its_job() -> None:

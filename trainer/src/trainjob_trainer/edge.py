@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from trainjob_trainer.contract.reports import LONGEST_MESSAGE, shorten
 from trainjob_trainer.errors import (
     FULL,
     NcclFailed,
@@ -199,7 +200,7 @@ def explain_failure(
     named = ["another worker", *(f"{role}-{index}" for role, index in _TASK.findall(str(error)))]
     lost = [name for name in named if name != task.replica][-1]
     found = _ABORTED.search(str(error))
-    reason = f" (TensorFlow: {' '.join(found[1].split())[:200]})" if found else ""
+    reason = f" (TensorFlow: {shorten(' '.join(found[1].split()), 200)})" if found else ""
     return PeerLost(f"{task.replica} lost {lost}, which ended or can't be reached{reason}")
 
 
@@ -250,7 +251,7 @@ def describe(error: BaseException, trace: TracebackType | None) -> str:
     place = next((frame for frame in reversed(frames) if is_users(frame[0])), None)
     words = _NODE.sub("", " ".join(words.split()))
     text = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    shown = text if len(text) <= 500 else text[:497] + "..."
+    shown = shorten(text, LONGEST_MESSAGE)
     if type(error).__name__ == "ResourceExhaustedError":
         shown += "; half the batch with gradient_accumulation_steps=2 in the optimizer needs half the memory"
     return f"{Path(place[0]).name}:{place[1]}: {shown}" if place else shown

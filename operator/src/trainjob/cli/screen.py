@@ -22,6 +22,7 @@ from trainjob.client.log_lines import EqualLines, Line, is_harmless, is_shown
 from trainjob.client.page import JobHistory, build_page
 from trainjob.client.presenter import describe_changes, describe_progress, describe_state, time_of_day
 from trainjob.client.view import JobView
+from trainjob_trainer.contract.reports import shorten
 
 if TYPE_CHECKING:
     from trainjob.client.job_logs import LogLine
@@ -119,7 +120,8 @@ def draw(job: JobView, history: JobHistory, lines: Iterable[Line] = (), width: i
     below = []
     for line in lines:
         text = Text(no_wrap=True, overflow="ellipsis")
-        below.append(text.append(f"{line.source} | ", style="dim").append(line.text))
+        text.append(f"{line.source} | ", style="dim")
+        below.append(text.append(shorten(line.text, max(width - len(text), 1))))
     return draw_page(build_page(job, history, grouped=True), below, width)
 
 
@@ -225,7 +227,7 @@ class ProgressLine:
         if self.redraws:
             text = problem or (describe_progress(job) if job else "")
             width = shutil.get_terminal_size().columns - 1
-            click.echo(f"{_ERASE}{text[:width]}", err=True, nl=False, color=True)
+            click.echo(f"{_ERASE}{shorten(text, width)}", err=True, nl=False, color=True)
             self._is_drawn = True
             return
         text = f"trainjob: {problem}" if problem else f"{job.name}: {describe_state(job)}" if job else ""

@@ -23,6 +23,7 @@ from trainjob.api import API_VERSION, TRAINER_CONTAINER
 from trainjob.api.errors import mapping_at, objects_at
 from trainjob.core.names import FUNCTION
 from trainjob_trainer.contract.environment import OF_A_JOB, SETTING
+from trainjob_trainer.contract.reports import shorten
 
 if TYPE_CHECKING:
     from trainjob.cluster.local import LocalOptions  # needless for a cluster, and slow to import
@@ -127,7 +128,7 @@ def _shown(value: object) -> str:
     words: list[Any] = value if isinstance(value, list) else [value]
     is_text = all(isinstance(word, str) for word in words)
     text = shlex.join(words) if is_text else json.dumps(value, sort_keys=True)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return shorten(text, _LONGEST)
 
 
 def _changed_code(then: Mapping[str, str] | None, now: Mapping[str, str] | None) -> Iterator[str]:

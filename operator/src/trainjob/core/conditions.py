@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from trainjob.api import Condition, TrainJobStatus
 from trainjob.api.fields import Longest
 from trainjob.core.wording import printable
+from trainjob_trainer.contract.reports import shorten
 from trainjob_trainer.contract.wire import LARGEST_INTEGER
 
 # Conditions by Kubernetes' rules: one of each type; its time changes only when its status does.
@@ -138,12 +139,7 @@ def _values(fit: _Fit | None) -> _Fit | None:
 
 def _text(marks: tuple[Any, ...]) -> _Fit:
     longest = next(mark.characters for mark in marks if isinstance(mark, Longest))
-
-    def fit(value: str) -> str:
-        kept = printable(value)
-        return kept if len(kept) <= longest else f"{kept[: longest - 1]}…"
-
-    return fit
+    return lambda value: shorten(printable(value), longest)
 
 
 def _whole(marks: tuple[Any, ...]) -> _Fit:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
+from trainjob_trainer.contract.reports import shorten
+
 _QUOTED = 500
 """Bytes of quoted text in a sentence: with ours around it, it fits an event's message (1,024 bytes)."""
 
@@ -64,9 +66,7 @@ def reason_word(text: object, otherwise: str) -> str:
 
 def quoted(text: str, most: int = _QUOTED) -> str:
     """Return text of a cluster or a program for use in a sentence: one line, printable, short."""
-    line = printable(" ".join(text.split()))
-    data = line.encode()
-    return line if len(data) <= most else data[: most - 3].decode(errors="ignore") + "…"
+    return shorten(printable(" ".join(text.split())), most, in_bytes=True)
 
 
 def last_line(text: str) -> str:

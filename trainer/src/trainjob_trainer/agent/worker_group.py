@@ -43,6 +43,7 @@ from trainjob_trainer.contract.reports import (
     STOPPING,
     UNREACHABLE,
     Failure,
+    shorten,
 )
 from trainjob_trainer.contract.restarts import RestartCounts, furthest
 from trainjob_trainer.contract.targets import Target
@@ -204,7 +205,7 @@ class WorkerGroup:
         has_changed = member.update(beat, now)
         said = (beat.report or {}).get("notices")
         if isinstance(said, list):  # the report of the next start lacks them
-            cut = (str(line)[:LONGEST_NOTICE] for line in said)
+            cut = (shorten(str(line), LONGEST_NOTICE) for line in said)
             self.notices = list(dict.fromkeys([*self.notices, *cut]))[:MOST_NOTICES]
         attempt = self.attempt
         if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):

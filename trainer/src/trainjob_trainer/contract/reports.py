@@ -22,6 +22,23 @@ LONGEST_LOG_TAIL = 2048
 LARGEST_TERMINATION_MESSAGE = 3072
 """ASCII characters; the kubelet keeps the last 4,096 bytes, and a cut JSON text is invalid."""
 
+
+def shorten(text: str, most: int, *, in_bytes: bool = False) -> str:
+    """Return the text in at most so many characters, or bytes of UTF-8.
+
+    Its middle is left out: a sentence about an error begins with where it happened, and ends with why.
+    """
+    if not in_bytes:
+        end = (most - 1) // 2
+        return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
+    data = text.encode(errors="replace")
+    if len(data) <= most:
+        return data.decode()
+    room = most - len("…".encode())
+    end = data[len(data) - room // 2 :].decode(errors="ignore")
+    return f"{data[: room - room // 2].decode(errors='ignore')}…{end}"
+
+
 # Progress of a training process.
 
 
@@ -223,4 +240,6 @@ class Failure:
     def bounded(self) -> Failure:
         """Return the failure with a message of one line, and texts of limited lengths."""
         line = " ".join(self.message.split())
-        return replace(self, message=line[:LONGEST_MESSAGE], log_tail=self.log_tail[-LONGEST_LOG_TAIL:])
+        return replace(
+            self, message=shorten(line, LONGEST_MESSAGE), log_tail=self.log_tail[-LONGEST_LOG_TAIL:]
+        )

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from trainjob_trainer.contract.reports import (
     MOST_NOTICES,
     Report,
     as_json,
+    shorten,
 )
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.task import of_the_job
@@ -38,7 +38,7 @@ def notice(message: str) -> None:
     """Log what was computed otherwise than the script says; in a job, also keep the line with the job."""
     announce(message)
     progress = ProgressFile.from_environment(os.environ)
-    text = textwrap.shorten(message, LONGEST_NOTICE, placeholder="…")
+    text = shorten(" ".join(message.split()), LONGEST_NOTICE)
     notices = dict.fromkeys((*(progress.last.notices or ()), text))
     progress.update(notices=tuple(notices)[:MOST_NOTICES])
     progress.flush()  # the process may end next

@@ -22,6 +22,7 @@ from trainjob.core.delays import RECHECK
 from trainjob.core.names import JobKey, is_training
 from trainjob.core.pods import event_time, is_slow_to_start, read_pod
 from trainjob.core.wording import printable
+from trainjob_trainer.contract.reports import shorten
 
 # Event objects.
 
@@ -57,17 +58,8 @@ class Series:
 def series_of(job: Manifest, *, type_: str, reason: str, message: str) -> Series:
     """Return the series that an event about this job belongs to."""
     namespace, name = namespaced_name(job)
-    text = clamp(printable(message), LONGEST_MESSAGE)
+    text = shorten(printable(message), LONGEST_MESSAGE, in_bytes=True)
     return Series(namespace, name, job["metadata"]["uid"], type_, reason, text)
-
-
-def clamp(text: str, limit: int) -> str:
-    """Return the text cut to at most so many bytes, never inside a character."""
-    raw = text.encode(errors="replace")
-    if len(raw) <= limit:
-        return raw.decode()
-    mark = "…"
-    return raw[: limit - len(mark.encode())].decode(errors="ignore") + mark
 
 
 def build_event(
