@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from trainjob.client.log_lines import EqualLines, is_harmless, is_shown
+from trainjob.client.log_lines import EqualLines, StopNoise, is_harmless, is_shown
 
 # As TensorFlow 2.21 has written them.
 HARMLESS = (
@@ -81,6 +81,49 @@ def test_the_evaluators_own_line_is_shown_as_the_jobs() -> None:
     line = "trainjob: evaluated step 550 (final): accuracy 0.9889, loss 0.0319"
     assert not is_shown(line)
     assert not is_harmless(line)
+
+
+STOP = (
+    ("worker-1", "Epoch 2/9"),
+    ("worker-1", "Collective ops is aborted by: Socket closed"),
+    ("worker-0", "trainjob: agent: attempt 1 ends: worker-2: Preempted: was asked to stop"),
+    ("worker-1", "the script's own line"),
+    ("worker-0", "trainjob: worker-0: Preempted: worker-0 was asked to stop; saved step 896"),
+)
+NOISE = (
+    (
+        "worker-1",
+        "E0000 00:00:1795801319.131354 11108 ring_alg.cc:291] Aborting RingReduce with UNAVAILABLE: Socket",
+    ),
+    ("worker-1", "Additional GRPC error information from remote target /job:worker/replica:0/task:0:"),
+    ("worker-2", "Collective ops is aborted by: Socket closed"),
+    ("worker-1", "Traceback (most recent call last):"),
+    ("worker-1", '  File "/tmp/long.py", line 8, in <module>'),
+    (
+        "worker-1",
+        "  ^^^^trainjob: agent: lost the leading agent at 127.0.0.1:20519 (the connection was closed)",
+    ),
+    ("worker-1", "The error could be from a previous operation. Restart your program to reset."),
+    ("worker-1", "trainjob: worker-1: PeerLost: worker-1 lost worker-0, which ended or can't be reached"),
+    ("worker-2", "trainjob: agent: waiting for the leading agent at 127.0.0.1:20519 (refused)"),
+    ("worker-1", "  return steps.take(iterator)"),
+)
+AFTER = (
+    ("worker-2", "trainjob: worker-2: OutputFull: no space left"),
+    ("worker-1", "a line of the next process"),
+    ("worker-0", "trainjob: agent: attempt 2 starts"),
+    ("worker-2", "Collective ops is aborted by: Socket closed"),
+    ("worker-2", "trainjob: worker-2: PeerLost: worker-2 lost worker-0, which ended or can't be reached"),
+)
+
+
+def test_what_replicas_say_of_lost_peers_is_noise_once_they_are_asked_to_stop() -> None:
+    now = 0.0
+    noise = StopNoise(lambda: now)
+    assert not [each for each in STOP if noise.has(*each)]
+    assert [each for each in NOISE if noise.has(*each)] == [*NOISE]
+    now = 9.0
+    assert not [each for each in AFTER if noise.has(*each)]
 
 
 E0000 = "E0000 00:00:{}   {} ring_alg.cc:291] Aborting RingReduce"

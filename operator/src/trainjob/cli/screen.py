@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from trainjob.client.drawing import draw_page
-from trainjob.client.log_lines import EqualLines, Line, is_harmless, is_shown
+from trainjob.client.log_lines import EqualLines, Line, StopNoise, is_harmless, is_shown
 from trainjob.client.page import JobHistory, build_page
 from trainjob.client.presenter import describe_changes, describe_progress, describe_state, time_of_day
 from trainjob.client.view import JobView
@@ -66,7 +66,7 @@ class PlainScreen:
         self._clock = clock
         self._gone = False
         self._job: JobView | None = None
-        self._lines = EqualLines()
+        self._lines, self._noise = EqualLines(), StopNoise()
 
     def note(self, text: str) -> None:
         """Print a line about the run itself."""
@@ -78,7 +78,7 @@ class PlainScreen:
         """Print a line of a replica's log after the replica's name, once for all that print it now."""
         if self._detail is Detail.VERBOSE:
             self._print([f"{replica}: {text}"])
-        elif self._detail is Detail.USUAL and is_shown(text):
+        elif self._detail is Detail.USUAL and is_shown(text) and not self._noise.has(replica, text):
             self._lines.add(replica, text, self._clock().timestamp())
 
     def show(self, job: JobView) -> None:
@@ -134,7 +134,7 @@ class LiveScreen:
 
     def __init__(self, detail: Detail = Detail.USUAL) -> None:
         self._shows_all = detail is Detail.VERBOSE
-        self._lines = EqualLines(_SHOWN_LOG_LINES)
+        self._lines, self._noise = EqualLines(_SHOWN_LOG_LINES), StopNoise()
         self._history = JobHistory()
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False)
@@ -146,7 +146,7 @@ class LiveScreen:
 
     def line(self, replica: str, text: str) -> None:
         """Keep the line for the next redraw."""
-        if self._shows_all or is_shown(text):
+        if self._shows_all or (is_shown(text) and not self._noise.has(replica, text)):
             self._lines.add(replica, text, time.monotonic())
 
     def show(self, job: JobView) -> None:
@@ -184,7 +184,7 @@ class LogPrinter:
     def __init__(self, *, stamps: bool = False) -> None:
         self._stamps = stamps
         self._colours = wants_colours(sys.stdout)
-        self._numbers = dict[str, int]()
+        self._numbers, self._noise = dict[str, int](), StopNoise()
 
     def line(self, replica: str, line: LogLine) -> None:
         """Print one line."""
@@ -192,7 +192,7 @@ class LogPrinter:
 
     def text(self, replica: str, text: str, stamp: str = "") -> None:
         """Print one line as it is."""
-        if is_harmless(text):
+        if is_harmless(text) or self._noise.has(replica, text):
             return
         number = self._numbers.setdefault(replica, len(self._numbers))
         name = click.style(replica, fg=_COLOURS[number % len(_COLOURS)])

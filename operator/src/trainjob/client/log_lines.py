@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 # Lines that say nothing about a training. Log files keep them.
@@ -50,6 +51,45 @@ def is_harmless(line: str) -> bool:
 def is_shown(line: str) -> bool:
     """Return whether the display of a run has the line: it is not harmless, and not shown elsewhere."""
     return not is_harmless(line) and _REPEATED.match(line) is None
+
+
+_STOPS = re.compile(r"trainjob: (agent: attempt \d+ ends: )?[a-z]+-\d+: Preempted: ")
+_STARTS = re.compile(r"trainjob: agent: attempt \d+ starts|--- pod ")
+_COMPLAINT = re.compile(r"Traceback \(most|.*(collective|aborting|socket closed|coordination)", re.IGNORECASE)
+_ABOUT_PEER = re.compile(r".*(: PeerLost: |agent: (lost|waiting for) the leading agent)")
+_PAUSE_SECONDS = 3.0
+
+
+class StopNoise:
+    """What replicas print about peers that have ended before them, once they were asked to stop.
+
+    It is an error of TensorFlow's with a traceback, a hundred lines at once, and says nothing then.
+
+    Args:
+        clock: returns the current time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._is_stopping = False
+        self._last = dict[str, float]()
+
+    def has(self, replica: str, line: str) -> bool:
+        """Return whether this line is a part of it; call it with each line, in their order."""
+        if _STARTS.match(line):
+            self._is_stopping = False
+            self._last.clear()
+        self._is_stopping = self._is_stopping or _STOPS.match(line) is not None
+        if not self._is_stopping or _ABOUT_PEER.match(line):
+            return self._is_stopping
+        if line.startswith("trainjob: "):
+            return False
+        # After a pause it is the next process of this replica.
+        goes_on = self._clock() - self._last.get(replica, float("-inf")) < _PAUSE_SECONDS
+        if goes_on or _COMPLAINT.match(line):
+            self._last[replica] = self._clock()
+            return True
+        return False
 
 
 # Equal lines of several replicas.

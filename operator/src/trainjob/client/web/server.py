@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from trainjob.client.job_logs import Wanted
-from trainjob.client.log_lines import is_harmless
+from trainjob.client.log_lines import StopNoise, is_harmless
 from trainjob.client.problems import ClusterProblem
 from trainjob.client.web.live_jobs import LiveJob, LiveJobs
 from trainjob.core.agent_reports import read_replica
@@ -194,7 +194,7 @@ class _Stream:
     async def _send_log(self, job: LiveJob) -> None:
         one = read_replica(self._replica) if self._replica else None
         wanted = Wanted(one.role, one.index) if one is not None else Wanted()
-        waiting: list[tuple[str, str, bool]] = []
+        waiting, noise = list[tuple[str, str, bool]](), StopNoise()
 
         async def flush() -> None:
             if waiting:
@@ -211,7 +211,8 @@ class _Stream:
             lines = job.handle.log_lines(wanted, follow=True, tail=_SHARED_TAIL if one is None else _TAIL)
             async with aclosing(lines):
                 async for replica, line in lines:
-                    waiting.append((replica, printable(line), is_harmless(line)))
+                    is_noise = is_harmless(line) or noise.has(replica, line)
+                    waiting.append((replica, printable(line), is_noise))
         except ClusterProblem as problem:
             waiting.append(("", printable(str(problem)), False))
         finally:
