@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ from support.cli.program import GUARD_SECONDS, NOW, terminal
 from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import call, store_run, stored_job
+from trainjob.client.function import COMMAND
+from trainjob.client.request import Request
+from trainjob.core.names import FUNCTION
 
 
 @pytest.mark.parametrize(
@@ -79,9 +84,36 @@ def test_the_jobs_of_the_cluster_are_listed(api: CliServer) -> None:
     result = call("list")
     assert (result.exit_code, result.stderr) == (0, "")
     titles, row = result.stdout.splitlines()
-    assert titles.split() == ["NAME", "STATE", "STEP", "SCORE", "AGE", "SIZE", "PLACE"]
+    assert titles.split() == ["NAME", "STATE", "STEP", "SCORE", "AGE", "SIZE", "REQUEST", "PLACE"]
     assert row.split()[:6] == ["digits", "Running", "3/9", "accuracy", "97.5", "%"]
-    assert row.endswith("   -      namespace default")
+    assert row.endswith("   -      train.py   namespace default")
+
+
+def test_what_is_listed_can_be_chosen(
+    api: CliServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {"command": ["python", "-u", "a.py"], "arguments": ["--rate", "0.1"], "env TRAIN_KEEP": "2"}
+    for name, began in (("old", NOW - timedelta(days=1)), ("new", NOW + timedelta(days=1))):
+        store_run(tmp_path / name, ended=NOW, end="interrupted", began=began, request=Request(asked=asked))
+    function = {FUNCTION: json.dumps({"function": "x", "files": "", "kwargs": {"epochs": 9}})}
+    job = stored_job("Complete")
+    job["metadata"]["annotations"] = function
+    job["spec"]["template"]["spec"]["containers"][0]["command"] = [*COMMAND]
+    api.put(job)
+
+    def names(*options: str) -> list[str]:
+        return [line.split()[0] for line in call("list", *options).stdout.splitlines()[1:]]
+
+    assert names() == ["new", "digits", "old"]
+    assert names("--here") == ["new", "old"]
+    assert names("--last", "2") == ["new", "digits"]
+    assert names("--state", "interrupted", "--last", "1") == ["new"]
+    assert call("list", "--state", "Runing").stderr == "none of them is Runing, but Complete, Interrupted\n"
+    assert call("list", "--here", "-A").exit_code == 2
+    lines = call("list").stdout.splitlines()
+    assert lines[1].endswith("   a.py --rate 0.1 TRAIN_KEEP=2   new")
+    assert "   epochs=9   " in lines[2]
 
 
 def test_a_cluster_that_can_not_be_asked_hides_no_runs(api: CliServer) -> None:

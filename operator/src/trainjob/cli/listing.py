@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import compress
+from pathlib import Path
 
 import click
 
@@ -13,9 +17,12 @@ from trainjob.client.connection import ClusterOptions, cluster_jobs
 from trainjob.client.page import cells_of, layout
 from trainjob.client.presenter import format_size
 from trainjob.client.problems import ClusterProblem
+from trainjob.client.request import Request, describe, read_request
 from trainjob.client.run_record import all_runs
 from trainjob.client.runs import LocalJob, folder_size, shown_path
-from trainjob.core.wording import short_duration
+from trainjob.client.view import JobView, manifest_of
+from trainjob.core.wording import printable, short_duration
+from trainjob_trainer.contract.reports import shorten
 
 _EXITS = {
     Exit.GOOD: "printed",
@@ -24,45 +31,61 @@ _EXITS = {
     Exit.NOBODY_READS: "nobody reads the output any more",
 }
 
-_TITLES = ("NAME", "STATE", "STEP", "SCORE", "AGE", "SIZE", "PLACE")
+_TITLES = ("NAME", "STATE", "STEP", "SCORE", "AGE", "SIZE", "REQUEST", "PLACE")
+_LONGEST_REQUEST = 40
 
 
 @click.command(epilog=describe_exits(_EXITS), short_help="List runs on this machine and jobs in the cluster.")
+@click.option("--here", is_flag=True, help="Only the runs on this machine.")
+@click.option("--state", help="Only what is in this state, such as Running, Complete or Failed.")
+@click.option("--last", type=click.IntRange(1), metavar="NUMBER", help="Only this many, the newest ones.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="The cluster's jobs of all namespaces.")
 @cluster_options
 @ends_quietly
-def list(all_namespaces: bool, where: ClusterOptions) -> None:  # noqa: A001 - the name of the command
-    """Print the runs on this machine, the latest first, then the jobs of the cluster.
+def list(  # noqa: A001 - the name of the command
+    here: bool, state: str | None, last: int | None, all_namespaces: bool, where: ClusterOptions
+) -> None:
+    """Print the runs on this machine and the jobs of the cluster, the newest first.
 
-    If no option asks for the cluster, it is left out where there is no kubeconfig or it doesn't answer.
+    REQUEST is what was asked for: the script with its arguments, and the trainer's settings. If no option
+    asks for the cluster, it is left out where there is no kubeconfig or it doesn't answer.
     """
+    if here and (all_namespaces or where != ClusterOptions()):
+        raise click.UsageError("--here leaves the cluster out: give no options for it")
 
     async def work() -> None:
         now = datetime.now(UTC)
-        rows = [_TITLES, *await _runs(now)]
-        for job in await cluster_jobs(where, all_namespaces=all_namespaces):
-            rows.append(_row(cells_of(job, now) | {"PLACE": f"namespace {job.namespace}"}))
-        if len(rows) == 1:
+        found = [each async for each in _find(where, now, here=here, all_namespaces=all_namespaces)]
+        found.sort(key=lambda each: each[0], reverse=True)
+        states = [cells_of(job)["STATE"] for _, job, *_ in found]
+        is_asked_for = [state is None or state.lower() == each.lower() for each in states]
+        rows = [[*_TITLES]]
+        for began, job, request, folder in [*compress(found, is_asked_for)][:last]:
+            cells = cells_of(job) | {
+                "AGE": short_duration(now - began),
+                "SIZE": format_size(folder_size(folder)) if folder is not None else "",
+                "REQUEST": shorten(printable(describe(request)), _LONGEST_REQUEST),
+                "PLACE": shown_path(folder) if folder is not None else f"namespace {job.namespace}",
+            }
+            rows.append([cells[title] for title in _TITLES])
+        if len(rows) > 1:
+            for line in layout(rows):
+                click.echo(line)
+        elif found:
+            click.echo(f"none of them is {state}, but {', '.join(sorted(set(states)))}", err=True)
+        else:
             click.echo("there are no runs on this machine: start one with `trainjob run FILE`", err=True)
-            return
-        for line in layout(rows):
-            click.echo(line)
 
     asyncio.run(work())
 
 
-def _row(cells: dict[str, str]) -> tuple[str, ...]:
-    return tuple(cells.get(title, "") for title in _TITLES)
-
-
-async def _runs(now: datetime) -> tuple[tuple[str, ...], ...]:
-    rows = []
+async def _find(
+    where: ClusterOptions, now: datetime, *, here: bool, all_namespaces: bool
+) -> AsyncIterator[tuple[datetime, JobView, Request, Path | None]]:
+    """Yield of each run and job when it began, its state, its request, and a run's folder."""
     for run in all_runs():
-        try:
-            view = await LocalJob(run).view()
-        except ClusterProblem:
-            continue  # deleted meanwhile
-        size = format_size(folder_size(run.folder))
-        own = {"AGE": short_duration(now - run.record.began), "SIZE": size, "PLACE": shown_path(run.folder)}
-        rows.append(_row(cells_of(view) | own))
-    return tuple(rows)
+        with suppress(ClusterProblem):  # deleted meanwhile
+            yield run.record.began, await LocalJob(run).view(), run.record.request, run.folder
+    if not here:
+        for job in await cluster_jobs(where, all_namespaces=all_namespaces):
+            yield job.created_at or now, job, read_request(manifest_of(job)), None

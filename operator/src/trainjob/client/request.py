@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,23 @@ class Request(BaseModel):
 
     asked: Mapping[str, Any] = Field(default_factory=dict)
     code: Mapping[str, str] | None = None
+
+
+def describe(request: Request) -> str:
+    """Return it as people type it: `train.py --epochs 9 TRAIN_KEEP=2`, or `epochs=9` of a function."""
+    asked = request.asked
+    words = [str(word) for name in ("command", "arguments") for word in asked.get(name) or ()]
+    words = [*dropwhile(_INTERPRETER.fullmatch, words)]
+    settings = (
+        f"{name.split(' ', 1)[1]}={_shown(value)}"
+        for name, value in asked.items()
+        if name.startswith(("kwargs ", f"env {SETTING}"))
+    )
+    return " ".join((*([] if words == [_OF_FUNCTIONS] else [shlex.join(words)]), *settings))
+
+
+_INTERPRETER = re.compile(r"(.*/)?python[\d.]*|-[A-Za-z]")
+_OF_FUNCTIONS = "trainjob_trainer.function"
 
 
 @dataclass(frozen=True)

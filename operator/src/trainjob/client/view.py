@@ -105,6 +105,7 @@ class JobView:
     name: str
     namespace: str = "default"
     uid: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
     spec: Mapping[str, Any] = field(default_factory=dict)
     status: TrainJobStatus = field(default_factory=TrainJobStatus)
     created_at: datetime | None = None
@@ -186,7 +187,7 @@ class JobView:
 def read_job(manifest: Mapping[str, Any]) -> JobView:
     """Return the job; an invalid status, as after an edit by hand, counts as empty."""
     meta = manifest.get("metadata") or {}
-    spec = manifest.get("spec")
+    annotations, spec = meta.get("annotations"), manifest.get("spec")
     try:
         status = TrainJobStatus.model_validate(manifest.get("status") or {})
     except ValidationError:
@@ -196,6 +197,7 @@ def read_job(manifest: Mapping[str, Any]) -> JobView:
         name=str(meta.get("name", "")),
         namespace=str(meta.get("namespace") or "default"),
         uid=str(meta.get("uid", "")),
+        annotations=annotations if isinstance(annotations, Mapping) else {},
         spec=spec if isinstance(spec, Mapping) else {},
         status=status,
         created_at=read_time(meta.get("creationTimestamp")),
@@ -208,7 +210,9 @@ def read_job(manifest: Mapping[str, Any]) -> JobView:
 
 def manifest_of(job: JobView) -> dict[str, Any]:
     """Return a job of this machine in the form in which a cluster has it."""
-    metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
+    metadata: dict[str, Any] = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
+    if job.annotations:
+        metadata["annotations"] = dict(job.annotations)
     if job.created_at is not None:
         metadata["creationTimestamp"] = job.created_at.isoformat()
     status = job.status.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -35,8 +35,8 @@ def shorten(text: str, most: int, *, in_bytes: bool = False) -> str:
     if len(data) <= most:
         return data.decode()
     room = most - len("…".encode())
-    end = data[len(data) - room // 2 :].decode(errors="ignore")
-    return f"{data[: room - room // 2].decode(errors='ignore')}…{end}"
+    kept = data[: room - room // 2], data[len(data) - room // 2 :]
+    return "…".join(part.decode(errors="ignore") for part in kept)
 
 
 # Progress of a training process.
