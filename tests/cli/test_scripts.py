@@ -166,8 +166,8 @@ def test_a_job_that_exists_is_followed_by_the_same_request_alone(
     ]
     told = "train exists already in namespace default (Pending), and this is another request: "
     ways = (
-        "nothing was created; start over: trainjob delete train -n default, then submit it with "
-        "--set spec.output.resume=Never; train it apart: --name NAME, or --new"
+        "nothing was created; start over: trainjob delete train -n default, then submit it with --fresh; "
+        "train it apart: --name NAME, or --new"
     )
     for options in ((), ("--wait",), ("--logs",)):
         other = submit(*options, "--", "0.07")
@@ -181,6 +181,37 @@ def test_a_job_that_exists_is_followed_by_the_same_request_alone(
     (project / "helper.py").write_text("WORD = 'other'\n")
     assert f"{told}its code (changed); nothing" in submit("--", "0.02").stderr
     assert api.count("create", "configmaps") == 3
+
+
+def test_fresh_replaces_a_finished_job_and_starts_over_in_a_new_folder(project: Path, api: CliServer) -> None:
+    def end(state: str = "Complete", **output: Any) -> None:
+        job = api.get("trainjobs", "train")
+        assert job is not None
+        job["spec"]["output"] |= output
+        api.put({**job, "status": stored_job(state)["status"]})
+
+    def submit(*options: str) -> Result:
+        return call("submit", "train.py", *CLUSTER, *options)
+
+    assert submit().exit_code == 0
+    running = submit("--fresh")
+    assert running.exit_code == 1
+    assert "(Pending), and isn't over; nothing was created; start over: trainjob delete" in running.stderr
+    end("Failed")
+    assert "start over: --fresh; train it apart" in submit("--", "0.1").stderr
+    assert submit("--fresh", "--dry-run").stdout.count("resume: Never") == 1
+    assert submit("--fresh", "--", "0.1").stdout == "train was created in namespace default\n"
+    job = api.get("trainjobs", "train")
+    assert job is not None
+    assert api.count("delete", "trainjobs") == 1
+    assert job["spec"]["output"] == {"claim": {"claimName": "training"}, "resume": "Never"}
+    assert api.get("configmaps", job["spec"]["code"]["configMap"]) is not None
+    end(claim={"size": "1Gi"})
+    refused = submit("--fresh")
+    assert refused.exit_code == 1
+    assert "and its output would be deleted with it; nothing was created" in refused.stderr
+    assert api.count("delete", "trainjobs") == 1
+    assert submit("--fresh", "--smoke").exit_code == 2
 
 
 def test_a_job_of_a_file_that_exists(project: Path, api: CliServer) -> None:

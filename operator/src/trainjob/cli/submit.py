@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +20,7 @@ from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import ClusterJob
 from trainjob.client.job_logs import Wanted
 from trainjob.client.problems import describe_refusal
-from trainjob.client.submission import AnotherJob, Packed
+from trainjob.client.submission import AnotherJob, Packed, start_over
 from trainjob.client.submission import submit as create_job
 from trainjob.client.view import JobView, Outcome, read_job
 from trainjob.cluster.kube.resources import TRAINJOBS
@@ -89,6 +90,12 @@ _EXITS = {
     show_envvar=True,
     help="Create what differs from the job of its name as another job, such as digits-2.",
 )
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="Start over in a new folder of the output (resume: Never); a finished job of that name is replaced,"
+    " and its output stays.",
+)
 @click.option("--timeout", type=Duration(), help="With --wait, wait no longer for each job than this.")
 @click.option(
     "--dry-run",
@@ -102,6 +109,7 @@ def submit(
     wait: bool,
     logs: bool,
     new: bool,
+    fresh: bool,
     timeout: float | None,
     dry_run: bool,
     where: ClusterOptions,
@@ -122,7 +130,11 @@ def submit(
         raise click.UsageError("--dry-run creates nothing that could be waited for")
     if timeout is not None and (logs or not wait):
         raise click.UsageError("--timeout limits --wait, and goes with nothing else")
+    if fresh and source.smoke:
+        raise click.UsageError("--smoke always starts over, beside the job: leave out --fresh")
     documents, packed, notes = source.for_cluster()
+    if fresh:
+        documents = tuple(replace(each, raw=start_over(each.raw)) for each in documents)
     if logs and len(documents) > 1:
         raise click.UsageError(f"--logs follows one job, and {source.file} holds {len(documents)}")
     for note in notes:
@@ -135,7 +147,9 @@ def submit(
         api, jobs, code = cluster.api, list[tuple[str, str]](), Exit.GOOD
         namespaces = [namespace_of(document, where.namespace, cluster.namespace) for document in documents]
         for document, namespace in zip(documents, namespaces, strict=True):
-            stored = await _create(api, document, namespace, packed, source, new=new, dry_run=dry_run)
+            stored = await _create(
+                api, document, namespace, packed, source, new=new, fresh=fresh, dry_run=dry_run
+            )
             if stored is None or stored.outcome is Outcome.FAILED:
                 code = Exit.FAILED
             else:
@@ -160,18 +174,19 @@ async def _create(
     source: JobSource,
     *,
     new: bool,
+    fresh: bool,
     dry_run: bool,
 ) -> JobView | None:
     """Create the job, or find the one that the same request has created; None if neither is possible."""
     try:
-        stored, is_new = await create_job(api, namespace, document.raw, packed, new=new, dry_run=dry_run)
+        stored, is_new = await create_job(
+            api, namespace, document.raw, packed, new=new, fresh=fresh, dry_run=dry_run
+        )
     except AnotherJob as other:
         name = "--name NAME" if source.is_script else "--set metadata.name=NAME"
-        click.echo(
-            f"{other}; start over: trainjob delete {other.name} -n {namespace}, then submit it with "
-            f"--set spec.output.resume=Never; train it apart: {name}, or --new",
-            err=True,
-        )
+        how = f"trainjob delete {other.job.name} -n {namespace}, then submit it with --fresh"
+        how = "--fresh" if other.job.is_over and not fresh else how
+        click.echo(f"{other}; start over: {how}; train it apart: {name}, or --new", err=True)
         return None
     except ClusterError as refused:
         is_about_job = refused.failure.resource == TRAINJOBS.plural

@@ -16,8 +16,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainjob.api.errors import mapping_at
 from trainjob.client.request import compare, read_request
-from trainjob.client.view import read_job
+from trainjob.client.view import JobView, read_job
 from trainjob.cluster.kube.resources import CONFIG_MAPS, TRAINJOBS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest
 from trainjob.core.names import job_labels
@@ -290,14 +291,22 @@ def with_code(manifest: Mapping[str, Any], packed: Packed) -> dict[str, Any]:
     return {**manifest, "spec": {**rest, "code": code, "template": template}}
 
 
-class AnotherJob(Exception):
-    """A job of that name is there, and isn't the one that is asked for; the message says why."""
+def start_over(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a TrainJob that begins in a new folder of its output, whatever is in the output."""
+    spec = manifest["spec"]
+    return {**manifest, "spec": {**spec, "output": {**spec["output"], "resume": "Never"}}}
 
-    def __init__(self, stored: Manifest, differences: tuple[str, ...]) -> None:
-        job = read_job(stored)
-        self.name = job.name
-        request = f"this is another request: {', '.join(differences)}"
-        why = "its deletion isn't over" if job.deleting else request
+
+class AnotherJob(Exception):
+    """A job of that name is there, and isn't the one that is asked for; the message says why.
+
+    Attributes:
+        job: that job.
+    """
+
+    def __init__(self, job: JobView, why: str) -> None:
+        self.job = job
+        why = "its deletion isn't over" if job.deleting else why
         super().__init__(
             f"{job.name} exists already in namespace {job.namespace} ({job.state}), and {why}; nothing was "
             "created"
@@ -311,6 +320,7 @@ async def submit(
     packed: Packed | None = None,
     *,
     new: bool = False,
+    fresh: bool = False,
     dry_run: bool = False,
 ) -> tuple[Manifest, bool]:
     """Create the job unless the same request has done so; return it as stored, and whether it is new.
@@ -324,10 +334,11 @@ async def submit(
         manifest: the TrainJob; it stays as it is.
         packed: its code, which `spec.code` names.
         new: where the job of that name was asked for something else, take the next name, such as `digits-2`.
+        fresh: replace a finished job of that name; for a job that is to `start_over`.
         dry_run: have the API server check the job, and create nothing.
 
     Raises:
-        AnotherJob: the job of that name was asked for something else.
+        AnotherJob: the job of that name was asked for something else, or can't be replaced.
         ClusterError: the job or its code was refused.
     """
     metadata = {**manifest["metadata"], "namespace": namespace}
@@ -338,17 +349,35 @@ async def submit(
             job = await api.create(TRAINJOBS, named, dry_run=dry_run)
         except AlreadyExists:
             job = await api.get(TRAINJOBS, namespace, name)
+            if fresh:
+                return await _replace(api, job, manifest, packed, dry_run=dry_run), True
             # A stored job can't be changed, so a longer training or other code is another job, too.
             differences = compare(read_request(job), read_request(manifest)).all
             if not differences and not read_job(job).deleting:
                 return job, False
             if not new:
-                raise AnotherJob(job, differences) from None
+                request = f"this is another request: {', '.join(differences)}"
+                raise AnotherJob(read_job(job), request) from None
         else:
             if packed is not None and not dry_run:
                 await _create_code(api, job, packed)
             return job, True
     raise AssertionError("there is always a next number")
+
+
+async def _replace(
+    api: ApiClient, stored: Manifest, manifest: Mapping[str, Any], packed: Packed | None, *, dry_run: bool
+) -> Manifest:
+    """Delete the stored job, if it is over and its output stays, and create this one in its place."""
+    job, claim = read_job(stored), mapping_at(stored, "spec", "output", "claim")
+    if not job.is_over:
+        raise AnotherJob(job, "isn't over")
+    if "size" in claim and not claim.get("retain"):
+        raise AnotherJob(job, "its output would be deleted with it")
+    if dry_run:
+        return stored
+    await api.delete(TRAINJOBS, job.namespace, job.name, uid=job.uid)
+    return (await submit(api, job.namespace, manifest, packed))[0]
 
 
 async def _create_code(api: ApiClient, job: Manifest, packed: Packed) -> None:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 """Where runs on this machine lie, below the working directory; `trainjob run` has the same."""
 
+_SMOKE_IS_FRESH = "smoke=True always starts over, beside the job: leave out fresh=True"
+
 
 class AsyncTrainer:
     """The asynchronous twins of a trainer's calls, as `trainer.aio`."""
@@ -52,10 +54,12 @@ class AsyncTrainer:
         """Train on this machine; arguments and errors are those of `Trainer.run`."""
         return await (await self._start(fresh=fresh, smoke=smoke, new=new)).aio.wait()
 
-    async def submit(self, *, smoke: bool = False, new: bool = False) -> Job:
+    async def submit(self, *, fresh: bool = False, smoke: bool = False, new: bool = False) -> Job:
         """Create the job in a cluster, unless it is there already, and return it at once.
 
         Args:
+            fresh: start over in a new folder of the output; a finished job of that name is replaced, and its
+                output stays.
             new: create what differs from the job of that name as another job, such as `train-2`; without it
                 the variable TRAINJOB_NEW decides.
             smoke: try everything once, as in `run`, as the job NAME-smoke-XXXX, which is deleted an hour
@@ -65,21 +69,26 @@ class AsyncTrainer:
             ClusterProblem: the cluster refused it, or has another job of that name.
             ValueError: a cluster needs more than was given, or the code can't travel.
         """
-        from trainjob.client.submission import AnotherJob, submit  # noqa: PLC0415 - not for runs here
+        from trainjob.client.submission import AnotherJob, start_over, submit  # noqa: PLC0415 - not for runs here
         from trainjob.client.view import Outcome, read_job  # noqa: PLC0415 - as above
 
         trainer = self._trainer
+        if fresh and smoke:
+            raise ValueError(_SMOKE_IS_FRESH)
         manifest, packed = trainer._pack()
+        if fresh:
+            manifest = start_over(manifest)
         if smoke:
             manifest = build_smoke_test(manifest, parse(manifest).spec, secrets.token_hex(2))
         new = new or os.environ.get("TRAINJOB_NEW", "").lower() in ("1", "true", "yes", "on")
         async with connected(trainer._where) as cluster:
             try:
-                job, _ = await submit(cluster.api, cluster.namespace, manifest, packed, new=new)
+                job, _ = await submit(cluster.api, cluster.namespace, manifest, packed, new=new, fresh=fresh)
             except AnotherJob as other:
+                how = f"Job.attach({other.job.name!r}).delete(), then submit(fresh=True)"
+                how = "submit(fresh=True)" if other.job.is_over and not fresh else how
                 raise ClusterProblem(
-                    f"{other}; start over: Job.attach({other.name!r}).delete(), then submit() with another "
-                    "output=...; train it apart: name=..., or submit(new=True)"
+                    f"{other}; start over: {how}; train it apart: name=..., or submit(new=True)"
                 ) from other
         view = read_job(job)
         if view.outcome is Outcome.FAILED:
@@ -94,7 +103,7 @@ class AsyncTrainer:
         from trainjob.client.run_record import read_run_folder  # noqa: PLC0415 - not for clusters
 
         if fresh and smoke:
-            raise ValueError("smoke=True always starts over, beside the job: leave out fresh=True")
+            raise ValueError(_SMOKE_IS_FRESH)
         options = ["--plain", "--folder", str(RUNS)]
         flags = {"--fresh": fresh, "--smoke": smoke, "--new": new}
         options += [name for name, is_set in flags.items() if is_set]
