@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, describe_exits, ends_quietly
+from trainjob.cli.ending import ABOUT_A_JOB, command
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import find_handle
@@ -17,28 +17,19 @@ from trainjob.client.presenter import describe_state, format_size
 from trainjob.client.runs import LocalJob, folder_size, shown_path
 from trainjob.core.wording import count_roles
 
-_EXITS = {
-    Exit.GOOD: "changed",
-    Exit.FAILED: "the change is refused, or the run doesn't run any more",
-    Exit.NO_JOB: "there is no such job",
-    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
-    Exit.INTERRUPTED: "interrupted by Ctrl-C",
-}
+_REFUSED = "the change is refused, or the run doesn't run any more"
 
 
-# Deletion.
-
-
-@click.command(
-    epilog=describe_exits(
-        {**_EXITS, Exit.GOOD: "deleted", Exit.USAGE: "--yes is needed: there is no terminal to ask"}
-    ),
-    short_help="Delete jobs, or runs with their folders.",
+@command(
+    "Delete jobs, or runs with their folders.",
+    *ABOUT_A_JOB,
+    good="deleted",
+    failed=_REFUSED,
+    usage="--yes is needed: there is no terminal to ask",
 )
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Don't ask before a run's folder is removed.")
 @cluster_options
-@ends_quietly
 def delete(names: tuple[str, ...], yes: bool, where: ClusterOptions) -> None:
     """Delete the TrainJobs NAMEs: runs on this machine, or else jobs in the cluster.
 
@@ -74,9 +65,6 @@ async def _confirm(job: LocalJob) -> None:
     click.confirm(f"{job.name}: {stop}remove {folder} with all that is in it?", abort=True, err=True)
 
 
-# Changes of the spec.
-
-
 def _change(name: str, where: ClusterOptions, spec: Mapping[str, Any], done: str) -> None:
     async def work() -> None:
         async with find_handle(name, where) as job:
@@ -86,10 +74,9 @@ def _change(name: str, where: ClusterOptions, spec: Mapping[str, Any], done: str
     asyncio.run(work())
 
 
-@click.command(epilog=describe_exits(_EXITS), short_help="Stop a job's pods until it is resumed.")
+@command("Stop a job's pods until it is resumed.", *ABOUT_A_JOB, good="changed", failed=_REFUSED)
 @click.argument("name", metavar="NAME")
 @cluster_options
-@ends_quietly
 def suspend(name: str, where: ClusterOptions) -> None:
     """Suspend the TrainJob NAME: its replicas save and stop; `trainjob resume` lets them continue.
 
@@ -98,22 +85,20 @@ def suspend(name: str, where: ClusterOptions) -> None:
     _change(name, where, {"suspend": True}, "suspended")
 
 
-@click.command(epilog=describe_exits(_EXITS), short_help="Let a suspended job continue.")
+@command("Let a suspended job continue.", *ABOUT_A_JOB, good="changed", failed=_REFUSED)
 @click.argument("name", metavar="NAME")
 @cluster_options
-@ends_quietly
 def resume(name: str, where: ClusterOptions) -> None:
     """Let the TrainJob NAME, which was suspended, continue from its last checkpoint."""
     _change(name, where, {"suspend": False}, "resumed")
 
 
-@click.command(epilog=describe_exits(_EXITS), short_help="Change the number of a job's workers.")
+@command("Change the number of a job's workers.", *ABOUT_A_JOB, good="changed", failed=_REFUSED)
 @click.argument("name", metavar="NAME")
 @click.option(
     "--replicas", type=click.IntRange(1), required=True, metavar="N", help="How many workers are to train."
 )
 @cluster_options
-@ends_quietly
 def scale(name: str, replicas: int, where: ClusterOptions) -> None:
     """Train the TrainJob NAME with N workers: training restarts from its last checkpoint."""
     _change(name, where, {"worker": {"replicas": replicas}}, f"scaled to {count_roles({'worker': replicas})}")

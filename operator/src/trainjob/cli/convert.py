@@ -10,7 +10,7 @@ import click
 
 from trainjob.api import Document, FieldError, dump_yaml
 from trainjob.cli.documents import RefusedFile, UnreadableFile, read_objects
-from trainjob.cli.ending import ends_quietly
+from trainjob.cli.ending import command
 from trainjob.cli.options import file_arguments
 from trainjob.convert import (
     TFJOB,
@@ -52,11 +52,10 @@ class ConvertedFiles:
     refusals: list[str] = field(default_factory=list)
 
 
-@click.command(short_help="Turn Kubeflow TFJobs and MPIJobs into TrainJobs.")
+@command("Turn Kubeflow TFJobs and MPIJobs into TrainJobs.")
 @file_arguments
 @click.option("--claim", metavar="NAME", help="The claim for checkpoints and logs.")
 @click.option("--force", is_flag=True, help="Print TrainJobs, too, that `trainjob validate` refuses.")
-@ends_quietly
 def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
     """Print the Kubeflow TFJobs of FILEs as TrainJobs; `-` reads the standard input.
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 
 from trainjob.cli.ending import (
-    NO_CLUSTER_MEANING,
+    ABOUT_A_JOB,
     Exit,
-    describe_exits,
-    ends_quietly,
+    command,
     like_ctrl_c,
     print_lines,
 )
@@ -62,23 +61,18 @@ def count_files(copied: Copied) -> str:
     return f"{copied.files} file{'' if copied.files == 1 else 's'}"
 
 
-_EXITS = {
-    Exit.GOOD: "copied",
-    Exit.FAILED: "there is no such path, TARGET exists or can't be written, or the output can't be read",
-    Exit.USAGE: "NAME:PATH is none",
-    Exit.NO_JOB: "there is no such job",
-    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
-    Exit.TIMEOUT: "not copied after --timeout",
-    Exit.INTERRUPTED: "interrupted by Ctrl-C",
-}
-
-
-@click.command(epilog=describe_exits(_EXITS), short_help="Copy a job's model, checkpoints or logs here.")
+@command(
+    "Copy a job's model, checkpoints or logs here.",
+    *ABOUT_A_JOB,
+    good="copied",
+    failed="there is no such path, TARGET exists or can't be written, or the output can't be read",
+    usage="NAME:PATH is none",
+    timeout="not copied after --timeout",
+)
 @click.argument("source", metavar="NAME:PATH")
 @click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
 @click.option("--timeout", type=Duration(), help="Take no longer than this, such as 90s, 15m or 1h30m.")
 @cluster_options
-@ends_quietly
 def cp(source: str, target: Path, timeout: float | None, where: ClusterOptions) -> None:
     """Copy a file or folder of the output of the TrainJob NAME to TARGET, or into it if it is a folder.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainjob.cli.ending import Exit, describe_exits, ends_quietly, print_lines
+from trainjob.cli.ending import Exit, command, print_lines
 from trainjob.cli.options import Duration, cluster_options
 from trainjob.cli.script_options import RUNS, reader
 from trainjob.client.connection import ClusterOptions
@@ -20,16 +20,13 @@ from trainjob_trainer.patches import PATCHES
 if TYPE_CHECKING:
     from trainjob.client.doctor import Check
 
-_EXITS = {
-    Exit.GOOD: "all that is needed is there; notes are about the rest",
-    Exit.FAILED: "there is a problem",
-    Exit.INTERRUPTED: "interrupted by Ctrl-C; the pod of --image and the job of --gpus are deleted",
-    Exit.NOBODY_READS: "nobody reads the output any more",
-}
 
-
-@click.command(
-    epilog=describe_exits(_EXITS), short_help="Say what is missing for training, here and in a cluster."
+@command(
+    "Say what is missing for training, here and in a cluster.",
+    Exit.NOBODY_READS,
+    good="all that is needed is there; notes are about the rest",
+    failed="there is a problem",
+    interrupted="interrupted by Ctrl-C; the pod of --image and the job of --gpus are deleted",
 )
 @click.option("--image", help="Have a pod pull this image, which is deleted again, and say what it has.")
 @click.option(
@@ -57,7 +54,6 @@ _EXITS = {
     "--patches", is_flag=True, help="Only list what a job replaces in TensorFlow and Keras, and why."
 )
 @cluster_options
-@ends_quietly
 def doctor(
     image: str | None,
     gpus: int | None,

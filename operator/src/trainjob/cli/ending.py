@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,9 @@ from trainjob.client.problems import ClusterProblem, NoCluster, NoJob, TimeIsOve
 if TYPE_CHECKING:
     from trainjob.client.view import JobView
 
-# Exit codes of all commands for a cluster, as docs/cli.md lists them.
-
 
 class Exit(IntEnum):
-    """The exit code of a command."""
+    """The exit code of a command for a cluster, as docs/cli.md lists them."""
 
     GOOD = 0
     FAILED = 1
@@ -42,41 +40,56 @@ class Exit(IntEnum):
     """The program that read the output has exited, as after `| head`."""
 
 
-NO_CLUSTER_MEANING = "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API"
+_USUAL = {
+    Exit.NO_JOB: "there is no such job",
+    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C",
+    Exit.NOBODY_READS: "nobody reads the output any more",
+}
+
+ABOUT_A_JOB = (Exit.NO_JOB, Exit.NO_CLUSTER, Exit.INTERRUPTED)
+"""Usual exit codes of a command that takes a job's name."""
 
 
-def describe_exits(meanings: Mapping[Exit, str]) -> str:
-    """Return the part of a command's help that explains its exit codes."""
-    rows = (f"  {code.value:<4} {meaning}" for code, meaning in meanings.items())
-    return "\n".join(["\b", "Exit codes:", *rows])
+def command(
+    short_help: str, *usual: Exit, cls: type[click.Command] = click.Command, **meanings: str
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return the decorator of a command without tracebacks, also after Ctrl-C or when nobody reads.
 
+    Args:
+        short_help: its line in the list of commands.
+        usual: exit codes that mean what they mean everywhere.
+        cls: of the command.
+        meanings: of its other exit codes, by their names in small letters.
+    """
+    every = {code: _USUAL[code] for code in usual} | {Exit[name.upper()]: meanings[name] for name in meanings}
+    rows = [f"  {code.value:<4} {every[code]}" for code in sorted(every)]
+    epilog = "\n".join(["\b", "Exit codes:", *rows]) if rows else None
 
-_CODES = {NoCluster: Exit.NO_CLUSTER, NoJob: Exit.NO_JOB, TimeIsOver: Exit.TIMEOUT}
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        @functools.wraps(function)
+        def ending(*arguments: Any, **options: Any) -> Any:
+            try:
+                return function(*arguments, **options)
+            except ClusterProblem as problem:
+                print_lines([str(problem)], err=True)
+                sys.exit(code_of(problem))
+            except KeyboardInterrupt:
+                sys.exit(Exit.INTERRUPTED)
+            except BrokenPipeError:
+                # Otherwise Python reports the error again when it flushes at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                sys.exit(Exit.NOBODY_READS)
+
+        return click.command(cls=cls, epilog=epilog, short_help=short_help)(ending)
+
+    return decorate
 
 
 def code_of(problem: ClusterProblem) -> Exit:
     """Return the exit code of a command that ends with this problem."""
-    return _CODES.get(type(problem), Exit.FAILED)
-
-
-def ends_quietly(command: Callable[..., Any]) -> Callable[..., Any]:
-    """End a command without a traceback on a problem, on Ctrl-C or a closed output pipe."""
-
-    @functools.wraps(command)
-    def ending(*arguments: Any, **options: Any) -> Any:
-        try:
-            return command(*arguments, **options)
-        except ClusterProblem as problem:
-            print_lines([str(problem)], err=True)
-            sys.exit(code_of(problem))
-        except KeyboardInterrupt:
-            sys.exit(Exit.INTERRUPTED)
-        except BrokenPipeError:
-            # Otherwise Python reports the error again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(Exit.NOBODY_READS)
-
-    return ending
+    codes = {NoCluster: Exit.NO_CLUSTER, NoJob: Exit.NO_JOB, TimeIsOver: Exit.TIMEOUT}
+    return codes.get(type(problem), Exit.FAILED)
 
 
 @contextmanager

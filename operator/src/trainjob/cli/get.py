@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.cli.documents import dump_stream
-from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, describe_exits, ends_quietly
+from trainjob.cli.ending import ABOUT_A_JOB, Exit, command
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions, Connection
 from trainjob.client.handle import ClusterJob, find_handle
@@ -50,22 +50,12 @@ class JobTable:
             click.echo(line)
 
 
-_EXITS = {
-    Exit.GOOD: "printed",
-    Exit.NO_JOB: "there is no such job",
-    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
-    Exit.INTERRUPTED: "interrupted by Ctrl-C",
-    Exit.NOBODY_READS: "nobody reads the output any more",
-}
-
-
-@click.command(epilog=describe_exits(_EXITS), short_help="Show the jobs of a cluster, or one job or run.")
+@command("Show the jobs of a cluster, or one job or run.", *ABOUT_A_JOB, Exit.NOBODY_READS, good="printed")
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option("-o", "--output", type=click.Choice(["wide", "json", "yaml"]), help="How to print it.")
 @click.option("-w", "--watch", is_flag=True, help="Then print a row for each change.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
 @cluster_options
-@ends_quietly
 def get(
     name: str | None, output: str | None, watch: bool, all_namespaces: bool, where: ClusterOptions
 ) -> None:

@@ -11,7 +11,7 @@ import click
 
 from trainjob.api import read_documents
 from trainjob.cli.documents import RefusedFile
-from trainjob.cli.ending import ends_quietly
+from trainjob.cli.ending import command
 from trainjob.cli.script_options import (
     JobSource,
     WithArguments,
@@ -51,9 +51,8 @@ _END = (
 )
 
 
-@click.command(cls=WithArguments, short_help="Write the file of a script's job, with comments.")
+@command("Write the file of a script's job, with comments.", cls=WithArguments)
 @script_options
-@ends_quietly
 def init(source: JobSource) -> None:
     """Write the job of SCRIPT as a file with the script's name, for `run`, `submit` and kubectl.
 

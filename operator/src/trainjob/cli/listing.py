@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.ending import Exit, command
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions, cluster_jobs
 from trainjob.client.page import cells_of, layout
@@ -35,13 +35,18 @@ _TITLES = ("NAME", "STATE", "STEP", "SCORE", "AGE", "SIZE", "REQUEST", "PLACE")
 _LONGEST_REQUEST = 40
 
 
-@click.command(epilog=describe_exits(_EXITS), short_help="List runs on this machine and jobs in the cluster.")
+@command(
+    "List runs on this machine and jobs in the cluster.",
+    Exit.INTERRUPTED,
+    Exit.NOBODY_READS,
+    good="printed",
+    no_cluster="with options for a cluster: it can't be asked",
+)
 @click.option("--here", is_flag=True, help="Only the runs on this machine.")
 @click.option("--state", help="Only what is in this state, such as Running, Complete or Failed.")
 @click.option("--last", type=click.IntRange(1), metavar="NUMBER", help="Only this many, the newest ones.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="The cluster's jobs of all namespaces.")
 @cluster_options
-@ends_quietly
 def list(  # noqa: A001 - the name of the command
     here: bool, state: str | None, last: int | None, all_namespaces: bool, where: ClusterOptions
 ) -> None:

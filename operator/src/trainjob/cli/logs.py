@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import click
 
-from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, conclude, describe_exits, ends_quietly
+from trainjob.cli.ending import ABOUT_A_JOB, Exit, command, conclude
 from trainjob.cli.options import cluster_options
 from trainjob.cli.screen import LogPrinter
 from trainjob.client.connection import ClusterOptions
@@ -91,17 +91,14 @@ async def _print(job: ClusterJob, printer: LogPrinter, pods: Iterable[Pod], tail
             printer.line(replica, line)
 
 
-_EXITS = {
-    Exit.GOOD: "the logs were printed; with -f: and the job is complete",
-    Exit.FAILED: "with -f: the job failed",
-    Exit.NO_JOB: "there is no such job; with -f: or it was deleted meanwhile",
-    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
-    Exit.INTERRUPTED: "interrupted by Ctrl-C",
-    Exit.NOBODY_READS: "nobody reads the output any more",
-}
-
-
-@click.command(epilog=describe_exits(_EXITS), short_help="Print the logs of a job's replicas.")
+@command(
+    "Print the logs of a job's replicas.",
+    *ABOUT_A_JOB,
+    Exit.NOBODY_READS,
+    good="the logs were printed; with -f: and the job is complete",
+    failed="with -f: the job failed",
+    no_job="there is no such job; with -f: or it was deleted meanwhile",
+)
 @click.argument("name", metavar="NAME")
 @click.option(
     "-f", "--follow", is_flag=True, help="Print further lines until the job is over, through restarts."
@@ -112,7 +109,6 @@ _EXITS = {
 @click.option("--tail", type=click.IntRange(0), help="Only this many last lines of each replica.")
 @click.option("--timestamps", is_flag=True, help="Print when each line was written.")
 @cluster_options
-@ends_quietly
 def logs(
     name: str,
     follow: bool,

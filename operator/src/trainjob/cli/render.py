@@ -6,7 +6,7 @@ import click
 
 from trainjob.api import TrainJob
 from trainjob.cli.documents import check_valid, choose, dump_stream, read_trainjobs
-from trainjob.cli.ending import ends_quietly
+from trainjob.cli.ending import command
 from trainjob.cli.options import file_argument
 from trainjob.cluster.agents import preview_source
 from trainjob.core.manifests import build_objects, share_claims
@@ -15,11 +15,10 @@ from trainjob.core.names import Replica, build_tf_config, desired_replicas
 _TASK = re.compile(r"(?P<role>[a-z]+)[/-](?P<index>\d+)")
 
 
-@click.command(short_help="Print the objects that a job means on a cluster.")
+@command("Print the objects that a job means on a cluster.")
 @file_argument
 @click.option("--task", metavar="ROLE/INDEX", help="Print only this replica's TF_CONFIG, such as worker/0.")
 @click.option("--name", help="Of several TrainJobs in FILE, the one that is meant.")
-@ends_quietly
 def render(file: str, task: str | None, name: str | None) -> None:
     """Print the objects that FILE means on a cluster, as YAML; `-` reads the standard input."""
     documents = read_trainjobs(file)

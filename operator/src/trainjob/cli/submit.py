@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.api import Document
-from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, describe_exits, ends_quietly
+from trainjob.cli.ending import Exit, command
 from trainjob.cli.logs import follow_logs
 from trainjob.cli.options import Duration, cluster_options, namespace_of
 from trainjob.cli.screen import LogPrinter, ProgressLine
@@ -63,22 +63,17 @@ def changed_fields(before: Any, after: Any, path: str = "spec") -> tuple[str, ..
     return () if before == after else (path,)
 
 
-_EXITS = {
-    Exit.GOOD: "created, or there already by the same request, and with --wait or --logs complete",
-    Exit.FAILED: "a mistake in FILE, another job of that name, or the cluster refused it; a job failed",
-    Exit.USAGE: "FILE can't be read, or the options don't fit together",
-    Exit.NO_JOB: "with --wait or --logs: a job was deleted meanwhile",
-    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
-    Exit.TIMEOUT: "with --wait: a job is not over after --timeout",
-    Exit.INTERRUPTED: "interrupted by Ctrl-C; jobs that were created continue",
-    Exit.NOBODY_READS: "nobody reads the output any more; jobs that were created continue",
-}
-
-
-@click.command(
+@command(
+    "Create a script's job, or those of a file, in a cluster.",
+    Exit.NO_CLUSTER,
     cls=WithArguments,
-    epilog=describe_exits(_EXITS),
-    short_help="Create a script's job, or those of a file, in a cluster.",
+    good="created, or there already by the same request, and with --wait or --logs complete",
+    failed="a mistake in FILE, another job of that name, or the cluster refused it; a job failed",
+    usage="FILE can't be read, or the options don't fit together",
+    no_job="with --wait or --logs: a job was deleted meanwhile",
+    timeout="with --wait: a job is not over after --timeout",
+    interrupted="interrupted by Ctrl-C; jobs that were created continue",
+    nobody_reads="nobody reads the output any more; jobs that were created continue",
 )
 @job_options
 @click.option("--wait", is_flag=True, help="Wait until all jobs are over; the exit code says how they ended.")
@@ -103,7 +98,6 @@ _EXITS = {
     help="Create nothing: for a script print its TrainJob, for a file have the API server check everything.",
 )
 @cluster_options
-@ends_quietly
 def submit(
     source: JobSource,
     wait: bool,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, describe_exits, ends_quietly, like_ctrl_c
+from trainjob.cli.ending import Exit, command, like_ctrl_c
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import JobHandle, find_handle
@@ -145,22 +145,19 @@ def _say(text: str) -> None:
     click.echo(f"trainjob: {printable(text)}", err=True)
 
 
-_EXITS = {
-    Exit.GOOD: "TensorBoard was ended",
-    Exit.FAILED: "TensorBoard isn't installed or can't start, or the output can't be read",
-    Exit.NO_JOB: "there is no such job",
-    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
-    Exit.INTERRUPTED: "ended by Ctrl-C",
-}
-
-
-@click.command(epilog=describe_exits(_EXITS), short_help="Show the curves of a job, or of all runs here.")
+@command(
+    "Show the curves of a job, or of all runs here.",
+    Exit.NO_JOB,
+    Exit.NO_CLUSTER,
+    good="TensorBoard was ended",
+    failed="TensorBoard isn't installed or can't start, or the output can't be read",
+    interrupted="ended by Ctrl-C",
+)
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="At this port; without it, the first free one from 6006 on."
 )
 @cluster_options
-@ends_quietly
 def tensorboard(name: str | None, port: int | None, where: ClusterOptions) -> None:
     """Show the curves of the TrainJob NAME in TensorBoard, on this machine only, until Ctrl-C.
 

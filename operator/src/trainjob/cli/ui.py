@@ -8,19 +8,16 @@ from contextlib import AsyncExitStack
 
 import click
 
-from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.ending import command
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions, connected
 
-_EXITS = {
-    Exit.USAGE: "the command line is wrong, or the port is in use",
-    Exit.NO_CLUSTER: "with options for a cluster: there is no such kubeconfig or context",
-    Exit.INTERRUPTED: "ended by Ctrl-C",
-}
 
-
-@click.command(
-    epilog=describe_exits(_EXITS), short_help="Show all jobs on a web page, for this machine only."
+@command(
+    "Show all jobs on a web page, for this machine only.",
+    usage="the command line is wrong, or the port is in use",
+    no_cluster="with options for a cluster: there is no such kubeconfig or context",
+    interrupted="ended by Ctrl-C",
 )
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1; without it, any free one."
@@ -28,7 +25,6 @@ _EXITS = {
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="The cluster's jobs of all namespaces.")
 @cluster_options
-@ends_quietly
 def ui(port: int, opens: bool, all_namespaces: bool, where: ClusterOptions) -> None:
     """Serve a page with the runs on this machine and the jobs of the cluster, until Ctrl-C.
 

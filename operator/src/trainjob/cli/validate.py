@@ -9,7 +9,7 @@ import click
 
 from trainjob.api import Document, TrainJob
 from trainjob.cli.documents import RefusedFile, UnreadableFile, check_valid, read_trainjobs
-from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.ending import command
 from trainjob.cli.options import cluster_options, file_arguments, namespace_of
 from trainjob.client.connection import ClusterOptions
 from trainjob.core.manifests import count_gpus, role_template
@@ -18,15 +18,14 @@ from trainjob.core.names import replica_counts
 if TYPE_CHECKING:
     from trainjob.client.connection import Connection
 
-_EXITS = {
-    Exit.GOOD: "valid",
-    Exit.FAILED: "there are mistakes; with --cluster: or the API server refuses something",
-    Exit.USAGE: "a file can't be read",
-    Exit.NO_CLUSTER: "with --cluster: it can't be asked, or only in part: no permission, no TrainJob API",
-}
 
-
-@click.command(epilog=describe_exits(_EXITS), short_help="Check TrainJobs, here or by asking a cluster.")
+@command(
+    "Check TrainJobs, here or by asking a cluster.",
+    good="valid",
+    failed="there are mistakes; with --cluster: or the API server refuses something",
+    usage="a file can't be read",
+    no_cluster="with --cluster: it can't be asked, or only in part: no permission, no TrainJob API",
+)
 @file_arguments
 @click.option(
     "--cluster",
@@ -34,7 +33,6 @@ _EXITS = {
     help="Ask the API server, too: would it take the job, and each of its pods? Nothing is created.",
 )
 @cluster_options
-@ends_quietly
 def validate(files: tuple[str, ...], cluster: bool, where: ClusterOptions) -> None:
     """Check the TrainJobs of FILEs; `-` reads the standard input. Without --cluster no cluster is needed.
 

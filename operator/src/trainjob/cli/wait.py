@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import click
 
-from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, conclude, describe_exits, ends_quietly
+from trainjob.cli.ending import ABOUT_A_JOB, Exit, command, conclude
 from trainjob.cli.options import Duration, cluster_options
 from trainjob.cli.screen import ProgressLine
 from trainjob.client.connection import ClusterOptions
@@ -45,21 +45,17 @@ async def wait_and_conclude(job: JobHandle, limit: float | None, progress: Progr
     return conclude(last)
 
 
-_EXITS = {
-    Exit.GOOD: "the job is complete",
-    Exit.FAILED: "the job failed, or its run on this machine was interrupted",
-    Exit.NO_JOB: "there is no such job, or it was deleted while it was waited for",
-    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
-    Exit.TIMEOUT: "the job is not over after --timeout",
-    Exit.INTERRUPTED: "interrupted by Ctrl-C",
-}
-
-
-@click.command(epilog=describe_exits(_EXITS), short_help="Wait until a job is over.")
+@command(
+    "Wait until a job is over.",
+    *ABOUT_A_JOB,
+    good="the job is complete",
+    failed="the job failed, or its run on this machine was interrupted",
+    no_job="there is no such job, or it was deleted while it was waited for",
+    timeout="the job is not over after --timeout",
+)
 @click.argument("name", metavar="NAME")
 @click.option("--timeout", type=Duration(), help="Wait no longer than this, such as 90s, 15m or 1h30m.")
 @cluster_options
-@ends_quietly
 def wait(name: str, timeout: float | None, where: ClusterOptions) -> None:
     """Wait until the TrainJob NAME has ended, also through lost connections.
 
