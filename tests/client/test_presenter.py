@@ -257,5 +257,5 @@ def test_a_terminal_that_can_not_redraw_gets_lines(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stderr", Terminal())
-    ProgressLine().show(None, "no answer")
+    ProgressLine().problem("no answer")
     assert sys.stderr.getvalue() == ("\r\x1b[Kno answer" if redraws else "trainjob: no answer\n")

@@ -18,15 +18,12 @@ from typing import Any, Literal, TextIO, get_args
 import click
 import yaml
 
-from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
+from trainjob.cluster.kube.config import InvalidAccess, from_kubeconfig, in_cluster
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyName
 from trainjob.controller.process_settings import Election, ExitCode, OperatorSettings
 from trainjob.core.integrations import INTEGRATIONS
 from trainjob.core.settings import Isolation, Settings
-
-# Log records on stderr, one line each, for people or for machines.
-
 
 LogFormat = Literal["plain", "json"]
 
@@ -38,56 +35,46 @@ _LEVELS = {
 }
 
 
-class PlainFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z WARNING trainjob.controller: text`, with any traceback below."""
+class Formatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z WARNING trainjob.controller: text`, with any traceback below; or as JSON.
+
+    Args:
+        form: whether a record is a line for people, or an object for programs.
+    """
+
+    def __init__(self, form: LogFormat) -> None:
+        super().__init__()
+        self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        logger = record.name.removeprefix("trainjob.")
-        line = f"{_time(record)} {record.levelname:<7} {logger}: {record.getMessage()}"
-        error = _error(self, record)
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+        parts = [self.formatException(record.exc_info)] if record.exc_info else []
+        if record.stack_info:
+            parts.append(self.formatStack(record.stack_info))
+        error, message = "\n".join(parts), record.getMessage()
+        if self._form == "json":
+            fields = {
+                "time": at,
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": message,
+            }
+            return json.dumps({**fields, "error": error} if error else fields, ensure_ascii=False)
+        line = f"{at} {record.levelname:<7} {record.name.removeprefix('trainjob.')}: {message}"
         return f"{line}\n{error}" if error else line
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line, tracebacks included."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
-        fields = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        error = _error(self, record)
-        return json.dumps({**fields, "error": error} if error else fields, ensure_ascii=False)
 
 
 def start_logging(form: LogFormat, stream: TextIO | None = None) -> None:
     """Send every log record to `stream`, stderr by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter())
+    handler.setFormatter(Formatter(form))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     logging.captureWarnings(capture=True)
     for logger, level in _LEVELS.items():
         logging.getLogger(logger).setLevel(level)
-
-
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
-
-
-def _error(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    parts = [formatter.formatException(record.exc_info)] if record.exc_info else []
-    if record.stack_info:
-        parts.append(formatter.formatStack(record.stack_info))
-    return "\n".join(parts)
-
-
-# `trainjob controller`: the process in the cluster that reconciles its TrainJobs.
 
 
 _log = logging.getLogger(__name__)
@@ -191,19 +178,28 @@ def controller(**options: Any) -> None:
     Each option is also read from the environment, --log-format from TRAINJOB_CONTROLLER_LOG_FORMAT.
     The exit code is 0 after SIGTERM, 1 when a part has failed, 2 for wrong options, 3 when the Lease is lost.
     """
-    _need_packages()
-    settings = read_settings(options, os.environ)
-    start_logging(options["log_format"])
-    sys.exit(_run(settings))
-
-
-def _need_packages() -> None:
     missing = [name for name in ("kopf", "prometheus_client") if importlib.util.find_spec(name) is None]
     if missing:
         raise click.ClickException(
             f"the controller needs packages that are not installed here ({', '.join(missing)}): "
             "pip install 'trainjob[controller]'"
         )
+    settings = read_settings(options, os.environ)
+    start_logging(options["log_format"])
+    # Slow to import; `trainjob --help` imports this module too.
+    from trainjob.controller.operator import Operator  # noqa: PLC0415
+
+    async def run() -> ExitCode:
+        return await Operator(settings).run()
+
+    code = ExitCode.FAILED
+    try:
+        code = asyncio.run(run())
+    except InvalidAccess as error:
+        _log.error("%s", error)
+    except OSError as error:
+        _log.error("Can't serve on %s:%d: %s", settings.host, settings.port, error)
+    sys.exit(code)
 
 
 def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> OperatorSettings:
@@ -214,53 +210,27 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
     """
     own_namespace = environment.get("POD_NAMESPACE")
     host, port = options["http_address"]
-    access = _find_access(options["kubeconfig"], options["context"])
+    kubeconfig, election = options["kubeconfig"], None
+    try:
+        access = from_kubeconfig(kubeconfig, options["context"]) if kubeconfig is not None else in_cluster()
+    except InvalidAccess as error:
+        raise click.UsageError(str(error)) from error
+    lease_namespace = options["lease_namespace"] or own_namespace
+    if options["leader_elect"]:
+        if not lease_namespace:
+            raise click.UsageError("give --lease-namespace (or POD_NAMESPACE), or --no-leader-elect")
+        election = Election(namespace=lease_namespace, name=options["lease_name"])
+    isolation = Isolation(own_namespace, options["extra_ingress"]) if options["network_policy"] else None
     return OperatorSettings(
         access=access,
-        key=KeyName(options["lease_namespace"] or own_namespace or access.namespace, options["agent_key"]),
+        key=KeyName(lease_namespace or access.namespace, options["agent_key"]),
         identity=f"{environment.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         namespace=options["namespace"] or None,
-        election=_read_election(options, own_namespace),
+        election=election,
         host=host,
         port=port,
         workers=options["workers"],
         timeouts=Timeouts(inactivity=options["watch_silence"]),
         integrations=tuple(each.NAME for each in INTEGRATIONS if options[each.NAME]),
-        plan=Settings(
-            isolation=Isolation(own_namespace, options["extra_ingress"])
-            if options["network_policy"]
-            else None
-        ),
+        plan=Settings(isolation=isolation),
     )
-
-
-def _read_election(options: Mapping[str, Any], own_namespace: str | None) -> Election | None:
-    if not options["leader_elect"]:
-        return None
-    namespace = options["lease_namespace"] or own_namespace
-    if not namespace:
-        raise click.UsageError("give --lease-namespace (or POD_NAMESPACE), or --no-leader-elect")
-    return Election(namespace=namespace, name=options["lease_name"])
-
-
-def _find_access(kubeconfig: Path | None, context: str | None) -> Access:
-    try:
-        return from_kubeconfig(kubeconfig, context) if kubeconfig is not None else in_cluster()
-    except InvalidAccess as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _run(settings: OperatorSettings) -> int:
-    # Slow to import; `trainjob --help` imports this module too.
-    from trainjob.controller.operator import Operator  # noqa: PLC0415
-
-    async def run() -> ExitCode:
-        return await Operator(settings).run()
-
-    try:
-        return asyncio.run(run())
-    except InvalidAccess as error:
-        _log.error("%s", error)
-    except OSError as error:
-        _log.error("Can't serve on %s:%d: %s", settings.host, settings.port, error)
-    return ExitCode.FAILED

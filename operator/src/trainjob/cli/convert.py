@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,6 @@ from trainjob.cli.ending import command
 from trainjob.cli.options import file_arguments
 from trainjob.convert import (
     TFJOB,
-    Conversion,
     Item,
     describe,
     describe_other,
@@ -24,30 +23,17 @@ from trainjob.convert import (
 from trainjob.convert import convert as convert_job
 
 
-@dataclass(frozen=True)
-class Printed:
-    """One object for the standard output.
-
-    Attributes:
-        manifest: the object as plain JSON.
-        comments: the lines above it.
-    """
-
-    manifest: dict[str, Any]
-    comments: tuple[str, ...] = ()
-
-
 @dataclass
 class ConvertedFiles:
     """The result for all files.
 
     Attributes:
-        printed: the objects to print.
+        printed: the objects to print, each with the lines above it.
         notes: one line each.
         refusals: one line each, with headings; empty when every TrainJob is valid.
     """
 
-    printed: list[Printed] = field(default_factory=list)
+    printed: list[tuple[dict[str, Any], list[str]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
 
@@ -82,8 +68,11 @@ def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
     for problem in problems:
         problem.show()
     code = max((problem.exit_code for problem in problems), default=1 if outcome.refusals else 0)
-    if force or not code:
-        click.echo("".join(_text(printed) for printed in outcome.printed), nl=False)
+    for manifest, comments in outcome.printed if force or not code else ():
+        # A line break would end the comment.
+        plain = ("".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in line) for line in comments)
+        above = "".join(f"# {line}\n" for line in plain)
+        click.echo(f"---\n{above}{dump_yaml(manifest)}", nl=False)
     if code:
         raise SystemExit(code)
 
@@ -92,29 +81,25 @@ def _convert_file(file: str, claim: str | None, outcome: ConvertedFiles) -> None
     documents = read_objects(file, expected=TFJOB)
     items = [(document, item) for document in documents for item in list_items(document.raw)]
     if not any(is_convertible(item.raw) for _, item in items):
-        raise RefusedFile(f"{_place(d, i)} {describe(i.raw)}: {describe_other(i.raw)}" for d, i in items)
+        raise RefusedFile(f"{_place(d, i)}: {describe_other(i.raw)}" for d, i in items)
     for document, item in items:
+        where = _place(document, item)
         if not is_convertible(item.raw):
-            outcome.printed.append(Printed(dict(item.raw)))
-            outcome.notes.append(
-                f"{_place(document, item)} {describe(item.raw)}: {describe_other(item.raw)}, printed as it is"
-            )
+            outcome.printed.append((dict(item.raw), []))
+            outcome.notes.append(f"{where}: {describe_other(item.raw)}, printed as it is")
             continue
         conversion = convert_job(item.raw, claim=claim)
-        found = (FieldError(note.path, note.message) for note in conversion.notes)
-        notes = _in_order_of_file(document, item, found)
-        outcome.printed.append(Printed(conversion.manifest, _comments(item, notes)))
+        notes = _in_order_of_file(document, item, (FieldError(n.path, n.message) for n in conversion.notes))
+        made = f"Made from {describe(item.raw)}." + (" Not simply carried over:" if notes else "")
+        outcome.printed.append((conversion.manifest, [made, *(f"  {note}" for note in notes)]))
         outcome.notes += _located(document, item, notes)
-        outcome.refusals += _refused(document, item, conversion)
-
-
-def _refused(document: Document, item: Item, conversion: Conversion) -> Iterator[str]:
-    if conversion.refusals:
-        yield (
-            f"{_place(document, item)} {describe(item.raw)} makes no valid TrainJob; correct what follows, or"
-            " have it printed all the same with --force:"
-        )
-        yield from _located(document, item, _in_order_of_file(document, item, conversion.refusals))
+        if conversion.refusals:
+            outcome.refusals.append(
+                f"{where} makes no valid TrainJob; correct what follows, or have it printed all the same with"
+                " --force:"
+            )
+            refusals = _in_order_of_file(document, item, conversion.refusals)
+            outcome.refusals += _located(document, item, refusals)
 
 
 def _in_order_of_file(document: Document, item: Item, errors: Iterable[FieldError]) -> list[FieldError]:
@@ -132,20 +117,4 @@ def _joined(place: str, path: str) -> str:
 
 
 def _place(document: Document, item: Item) -> str:
-    return f"{document.source}:{document.line_of(item.place)}"
-
-
-def _comments(item: Item, notes: Iterable[FieldError]) -> tuple[str, ...]:
-    lines = tuple(f"  {note}" for note in notes)
-    return (f"Made from {describe(item.raw)}." + (" Not simply carried over:" if lines else ""), *lines)
-
-
-def _text(printed: Printed) -> str:
-    """Return a document of a YAML stream, comments first."""
-    comments = "".join(f"# {_printable(line)}\n" for line in printed.comments)
-    return f"---\n{comments}{dump_yaml(printed.manifest)}"
-
-
-def _printable(line: str) -> str:
-    # A line break would end the comment.
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in line)
+    return f"{document.source}:{document.line_of(item.place)} {describe(item.raw)}"

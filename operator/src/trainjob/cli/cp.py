@@ -28,29 +28,6 @@ _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_DRAWINGS = 0.2
 
 
-class CopyProgress:
-    """Shows how much is copied: on a terminal in one line, elsewhere every ten seconds."""
-
-    def __init__(self) -> None:
-        self._line = ProgressLine()
-        self._pause = _SECONDS_BETWEEN_DRAWINGS if self._line.redraws else _SECONDS_BETWEEN_LINES
-        self._shown_at = time.monotonic()
-
-    def __call__(self, done: Copied, total: Copied) -> None:
-        """Take what is copied so far, and what there is."""
-        if time.monotonic() - self._shown_at >= self._pause:
-            self._shown_at = time.monotonic()
-            self.note(describe_progress(done, total))
-
-    def note(self, text: str) -> None:
-        """Show a sentence."""
-        self._line.problem(text)
-
-    def clear(self) -> None:
-        """Erase the line before other output."""
-        self._line.clear()
-
-
 def describe_progress(done: Copied, total: Copied) -> str:
     """Return `3 of 12 files, 1.5 of 20 MB`."""
     return f"{done.files} of {count_files(total)}, {format_size(done.size)} of {format_size(total.size)}"
@@ -87,16 +64,23 @@ def cp(source: str, target: Path, timeout: float | None, where: ClusterOptions) 
         raise click.UsageError(f"{source!r} names no files of a job: write NAME:PATH, such as digits:model")
     if target.is_dir():
         target /= Path(path.strip("/") or name).name
-    progress = CopyProgress()
+    line, shown_at = ProgressLine(), time.monotonic()
+    pause = _SECONDS_BETWEEN_DRAWINGS if line.redraws else _SECONDS_BETWEEN_LINES
+
+    def show(done: Copied, total: Copied) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= pause:
+            shown_at = time.monotonic()
+            line.problem(describe_progress(done, total))
 
     async def work() -> Copied:
         with like_ctrl_c():
             async with (
                 asyncio.timeout(timeout),
-                find_handle(name, where, on_problem=progress.note) as handle,
-                open_output(handle, await handle.view(), progress.note) as output,
+                find_handle(name, where, on_problem=line.problem) as handle,
+                open_output(handle, await handle.view(), line.problem) as output,
             ):
-                return await output.copy(path, target, progress)
+                return await output.copy(path, target, show)
 
     try:
         copied = asyncio.run(work())
@@ -107,7 +91,7 @@ def cp(source: str, target: Path, timeout: float | None, where: ClusterOptions) 
     except OSError as error:
         raise ClusterProblem(f"{target} can't be written: {error.strerror or error}") from error
     finally:
-        progress.clear()
+        line.clear()
     print_lines((f"left out: {each}" for each in copied.left_out), err=True)
     print_lines([f"{target}: {count_files(copied)}, {format_size(copied.size)}"], err=False)
     sys.exit(Exit.GOOD)

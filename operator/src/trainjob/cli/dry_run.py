@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainjob.api import Document, TrainJob
+from trainjob.api import Document
 from trainjob.cli.ending import Exit
 from trainjob.client.problems import describe_problem, describe_refusal, lacks_api
 from trainjob.cluster.agents import preview_source
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
-from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest, RequestFailure
+from trainjob.cluster.protocol import AlreadyExists, ClusterError, RequestFailure
 from trainjob.core.manifests import build_pod, share_claims
-from trainjob.core.names import Replica, desired_replicas
+from trainjob.core.names import desired_replicas
 
 if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
@@ -22,14 +20,8 @@ _NO_PERMISSION = "cannot create resource"
 _NAMES = "{replicas}"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The API server's verdict on one job.
-
-    Attributes:
-        lines: one for each mistake, or for a check that wasn't possible.
-        code: `GOOD` without mistakes.
-    """
+class Verdict(NamedTuple):
+    """The API server's verdict on one job: a line for each mistake, or for a check that wasn't possible."""
 
     lines: tuple[str, ...] = ()
     code: Exit = Exit.GOOD
@@ -42,6 +34,7 @@ async def check_on_cluster(api: ApiClient, document: Document, namespace: str) -
         ClusterError: no check is possible: no response, no namespace, no permission for TrainJobs.
     """
     metadata, about = {**document.raw["metadata"], "namespace": namespace}, ""
+    job = Verdict()
     try:
         try:
             await api.create(TRAINJOBS, {**document.raw, "metadata": metadata}, dry_run=True)
@@ -49,11 +42,10 @@ async def check_on_cluster(api: ApiClient, document: Document, namespace: str) -
             name = str(metadata["name"])
             about = f"{name} exists already in namespace {namespace}, and can't be changed into this: "
             await api.patch(TRAINJOBS, namespace, name, {"spec": document.raw["spec"]}, dry_run=True)
-        job = Verdict()
     except ClusterError as refused:
         if lacks_api(refused):
             job = Verdict((describe_problem(refused),), Exit.NO_CLUSTER)
-        elif is_verdict(refused.failure):
+        elif _is_verdict(refused.failure):
             job = Verdict(describe_refusal(refused.failure, document, about=about), Exit.FAILED)
         else:
             raise
@@ -62,47 +54,38 @@ async def check_on_cluster(api: ApiClient, document: Document, namespace: str) -
 
 
 async def _check_pods(api: ApiClient, document: Document, namespace: str) -> Verdict:
+    """Check the pods of the first attempt, without an owner, which doesn't exist yet."""
+    job, spec = document.parse(), document.raw["spec"]
+    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
+    source = preview_source(job.metadata)
     refusals = dict[tuple[str, ...], tuple[tuple[str, ...], list[str]]]()
-    for replica, pod in pods_to_ask_for(document.parse(), namespace):
+    for replica in desired_replicas(job.spec):
+        pod: dict[str, Any] = build_pod(
+            job, role=replica.role, index=replica.index, incarnation=1, attempt=1, source=source
+        )
+        del pod["metadata"]["ownerReferences"]
         try:
-            await api.create(PODS, pod, dry_run=True)
+            await api.create(PODS, share_claims(pod), dry_run=True)
         except ClusterError as refused:
             if _NO_PERMISSION in refused.failure.message:
                 why = f"the pods can't be checked: {describe_problem(refused)}"
                 return Verdict((why,), Exit.NO_CLUSTER)
-            if not is_verdict(refused.failure):
+            if not _is_verdict(refused.failure):
                 raise
-            root = template_of(document, replica.role)
+            has_own = (spec.get(replica.role) or {}).get("template")
+            root = f"spec.{replica.role}.template" if has_own else "spec.template"
             lines = describe_refusal(refused.failure, document, root, about=f"{_NAMES}: ")
             # The pods of a role, and so the messages about them, differ only in the pods' names.
             plain = tuple(line.replace(pod["metadata"]["name"], "") for line in lines)
             refusals.setdefault(plain, (lines, []))[1].append(replica.name)
-    found = list[str]()
+    mistakes = list[str]()
     for lines, names in refusals.values():
         pods = f"pod {names[0]}" if len(names) == 1 else f"pods {names[0]} to {names[-1]}"
-        found += [line.replace(_NAMES, pods, 1) for line in lines]
-    return Verdict(tuple(found), Exit.FAILED if found else Exit.GOOD)
+        mistakes += [line.replace(_NAMES, pods, 1) for line in lines]
+    return Verdict(tuple(mistakes), Exit.FAILED if mistakes else Exit.GOOD)
 
 
-def pods_to_ask_for(job: TrainJob, namespace: str) -> Iterator[tuple[Replica, Manifest]]:
-    """Yield the pods of the first attempt, without an owner, which doesn't exist yet."""
-    placed = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
-    source = preview_source(placed.metadata)
-    for replica in desired_replicas(job.spec):
-        pod: dict[str, Any] = build_pod(
-            placed, role=replica.role, index=replica.index, incarnation=1, attempt=1, source=source
-        )
-        del pod["metadata"]["ownerReferences"]
-        yield replica, share_claims(pod)
-
-
-def template_of(document: Document, role: str) -> str:
-    """Return the field of the document that has the template of a role's pods."""
-    own = (document.raw["spec"].get(role) or {}).get("template")
-    return f"spec.{role}.template" if own else "spec.template"
-
-
-def is_verdict(failure: RequestFailure) -> bool:
+def _is_verdict(failure: RequestFailure) -> bool:
     """Return whether the response is about the object, and not about the user or the moment."""
     # Admission (a quota, Pod Security, a webhook) also responds with 403.
     if failure.code == 403:

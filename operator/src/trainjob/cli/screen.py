@@ -222,22 +222,22 @@ class ProgressLine:
         self._shown = ""
         self._is_drawn = False
 
-    def show(self, job: JobView | None, problem: str = "") -> None:
-        """Show the job, or a problem with the connection."""
-        if self.redraws:
-            text = problem or (describe_progress(job) if job else "")
-            width = shutil.get_terminal_size().columns - 1
-            click.echo(f"{_ERASE}{shorten(text, width)}", err=True, nl=False, color=True)
-            self._is_drawn = True
-            return
-        text = f"trainjob: {problem}" if problem else f"{job.name}: {describe_state(job)}" if job else ""
-        if text and text != self._shown:
-            click.echo(text, err=True)
-        self._shown = text
+    def show(self, job: JobView) -> None:
+        """Show the job."""
+        self._show(describe_progress(job) if self.redraws else f"{job.name}: {describe_state(job)}")
 
     def problem(self, text: str) -> None:
         """Show a problem with the connection."""
-        self.show(None, text)
+        self._show(text if self.redraws else f"trainjob: {text}")
+
+    def _show(self, text: str) -> None:
+        if self.redraws:
+            width = shutil.get_terminal_size().columns - 1
+            click.echo(f"{_ERASE}{shorten(text, width)}", err=True, nl=False, color=True)
+            self._is_drawn = True
+        elif text != self._shown:
+            click.echo(text, err=True)
+        self._shown = text
 
     def clear(self) -> None:
         """Erase the line before other output."""

@@ -11,11 +11,10 @@ import click
 
 from trainjob.api import Document
 from trainjob.cli.ending import Exit, command
-from trainjob.cli.logs import follow_logs
+from trainjob.cli.following import follow_logs, wait_and_conclude
 from trainjob.cli.options import Duration, cluster_options, namespace_of
 from trainjob.cli.screen import LogPrinter, ProgressLine
 from trainjob.cli.script_options import JobSource, WithArguments, job_options, print_job
-from trainjob.cli.wait import wait_and_conclude
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import ClusterJob
 from trainjob.client.job_logs import Wanted

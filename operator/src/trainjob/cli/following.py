@@ -1,4 +1,4 @@
-"""`trainjob logs`: the logs of the replicas of a job in a cluster, or of a run on this machine."""
+"""`trainjob logs` and `wait`: the logs of a job or of a run on this machine, and its end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import aclosing
 import click
 
 from trainjob.cli.ending import ABOUT_A_JOB, Exit, command, conclude
-from trainjob.cli.options import cluster_options
-from trainjob.cli.screen import LogPrinter
+from trainjob.cli.options import Duration, cluster_options
+from trainjob.cli.screen import LogPrinter, ProgressLine
 from trainjob.client.connection import ClusterOptions
-from trainjob.client.handle import ClusterJob, find_handle
+from trainjob.client.handle import ClusterJob, JobHandle, find_handle
 from trainjob.client.job_logs import (
     LogFollowing,
     Wanted,
@@ -25,9 +25,10 @@ from trainjob.client.job_logs import (
     own_pods,
 )
 from trainjob.client.jobs import pods_of
-from trainjob.client.presenter import describe_state
+from trainjob.client.presenter import describe_progress, describe_state
+from trainjob.client.problems import TimeIsOver
 from trainjob.client.runs import LocalJob
-from trainjob.client.view import Outcome, why_no_log
+from trainjob.client.view import JobView, Outcome, why_no_log
 from trainjob.core.pods import Pod
 from trainjob.core.wording import printable
 from trainjob_trainer.contract.replicas import ROLES
@@ -45,7 +46,7 @@ async def follow_logs(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail
     return conclude(await following.run())
 
 
-async def _show(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail: int | None) -> Exit:
+async def _show(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail: int | None) -> None:
     """Print the logs so far."""
     view = await job.view()
     pods = newest_pods(own_pods(await pods_of(job.api, job.namespace, job.name), view.uid), wanted)
@@ -58,10 +59,9 @@ async def _show(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail: int 
         printer.note(f"no log yet of {describe_waits(waits)}")
     if view.outcome is Outcome.FAILED:
         conclude(view)
-    return Exit.GOOD
 
 
-async def _show_previous(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail: int | None) -> Exit:
+async def _show_previous(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail: int | None) -> None:
     """Print the logs of the previous attempt, or of earlier pods if the job restarts in place.
 
     If no earlier pod is left, it is the end of the log that the status keeps of a failure.
@@ -72,17 +72,16 @@ async def _show_previous(job: ClusterJob, printer: LogPrinter, wanted: Wanted, t
     pods = [pod for pod in earlier_pods(every, wanted, None if view.in_place else attempt) if has_log(pod)]
     if pods:
         await _print(job, printer, pods, tail)
-        return Exit.GOOD
+        return
     lives_on = view.in_place and first is not None and first.pod in {pod.name for pod in every}
     if attempt < 2 or view.is_over or first is None or not first.log_tail or lives_on:
         whole = "; a pod's log holds every attempt that it has lived through" if view.in_place else ""
         printer.note(f"no earlier pods of {job.name} are left (this is attempt {attempt}){whole}")
-        return Exit.GOOD
+        return
     gone = f"an earlier pod of {first.rank} is" if view.in_place else f"the pods of attempt {attempt - 1} are"
     printer.note(f"{gone} gone; of {first.rank}, which failed first, this is left:")
     for line in first.log_tail.splitlines():
         printer.text(first.rank, printable(line))
-    return Exit.GOOD
 
 
 async def _print(job: ClusterJob, printer: LogPrinter, pods: Iterable[Pod], tail: int | None) -> None:
@@ -136,9 +135,10 @@ def logs(
         async with find_handle(name, where) as job:
             if isinstance(job, LocalJob):
                 return await _show_run(job, printer, wanted, follow=follow, previous=previous, tail=tail)
-            assert isinstance(job, ClusterJob)  # noqa: S101 - there are two kinds
-            show = follow_logs if follow else _show_previous if previous else _show
-            return await show(job, printer, wanted, tail)
+            if follow:
+                return await follow_logs(job, printer, wanted, tail)
+            await (_show_previous if previous else _show)(job, printer, wanted, tail)
+            return Exit.GOOD
 
     sys.exit(asyncio.run(work()))
 
@@ -163,3 +163,59 @@ async def _show_run(
         code = conclude(view)
         return code if follow else Exit.GOOD
     return Exit.GOOD
+
+
+# The end.
+
+
+async def wait_and_conclude(job: JobHandle, limit: float | None, progress: ProgressLine) -> Exit:
+    """Wait for a job's end with a progress line on stderr, then print its result.
+
+    Args:
+        job: the job.
+        limit: seconds; None for no limit.
+        progress: the line, which also shows the problems of the job's connection.
+
+    Raises:
+        NoJob: there is no such job, or it was deleted.
+        TimeIsOver: the job is not over after `limit` seconds.
+    """
+    last: JobView | None = None
+    try:
+        async with asyncio.timeout(limit), aclosing(job.changes()) as changes:
+            async for last in changes:
+                if not last.is_over:
+                    progress.show(last)
+    except TimeoutError:
+        known = describe_progress(last) if last else f"{job.name}: no answer from {job.place}"
+        raise TimeIsOver(f"not over after {limit or 0:g} s; {known}") from None
+    finally:
+        progress.clear()
+    assert last is not None  # noqa: S101 - a job without a state raises NoJob
+    return conclude(last)
+
+
+@command(
+    "Wait until a job is over.",
+    *ABOUT_A_JOB,
+    good="the job is complete",
+    failed="the job failed, or its run on this machine was interrupted",
+    no_job="there is no such job, or it was deleted while it was waited for",
+    timeout="the job is not over after --timeout",
+)
+@click.argument("name", metavar="NAME")
+@click.option("--timeout", type=Duration(), help="Wait no longer than this, such as 90s, 15m or 1h30m.")
+@cluster_options
+def wait(name: str, timeout: float | None, where: ClusterOptions) -> None:
+    """Wait until the TrainJob NAME has ended, also through lost connections.
+
+    It is a run on this machine, or else a job in the cluster. How far it is goes to stderr; what came of it
+    to stdout if it is complete, else to stderr.
+    """
+
+    async def work() -> Exit:
+        progress = ProgressLine()
+        async with find_handle(name, where, on_problem=progress.problem) as job:
+            return await wait_and_conclude(job, timeout, progress)
+
+    sys.exit(asyncio.run(work()))
