@@ -35,7 +35,6 @@ _MODULES = {
 }
 
 _UNWRITABLE = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
-_EXIT_UNWRITABLE = 2
 
 
 class LazyGroup(click.Group):
@@ -53,8 +52,10 @@ class LazyGroup(click.Group):
                 raise
             with suppress(OSError):
                 click.echo(f"the output can't be written: {error.strerror}", err=True)
-            _forget_output()
-            sys.exit(_EXIT_UNWRITABLE)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in (sys.stdout, sys.stderr):  # Python would report it again at exit
+                os.dup2(nowhere, stream.fileno())
+            sys.exit(2)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -62,7 +63,11 @@ class LazyGroup(click.Group):
         """Return the command that is meant; a misspelled one ends in a suggestion."""
         name = args[0]
         if name not in _MODULES and not name.startswith("-"):
-            ctx.fail(f"No such command {name!r}.{_hint(name)}")
+            near = difflib.get_close_matches(name, _MODULES)
+            if name.endswith((".py", ".yaml", ".yml")):
+                near = [f"trainjob run {name}"]
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -85,29 +90,11 @@ class LazyGroup(click.Group):
         return command
 
 
-def _hint(name: str) -> str:
-    if name.endswith((".py", ".yaml", ".yml")):
-        return f" Did you mean trainjob run {name}?"
-    near = difflib.get_close_matches(name, _MODULES)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
-
-
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trainjob")
 def main() -> None:
     """Distributed TensorFlow from one file, on a laptop as on Kubernetes."""
-    _open_missing_streams()
-
-
-def _forget_output() -> None:
-    """Drop unwritten output: Python would report it again at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
-
-
-def _open_missing_streams() -> None:
-    """Replace closed standard streams: Python sets them to None, and their descriptors would be reused."""
+    # Python sets closed streams to None, and their descriptors would be reused.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - open until the end

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from trainjob.api import Document, FieldError, dump_yaml
-from trainjob.cli.documents import RefusedFile, UnreadableFile, read_objects
+from trainjob.cli.documents import RefusedFile, read_objects
 from trainjob.cli.ending import command
 from trainjob.cli.options import file_arguments
 from trainjob.convert import (
@@ -57,11 +57,11 @@ def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
     is printed. The exit code is 2 when a file can't be read.
     """
     outcome = ConvertedFiles()
-    problems: list[RefusedFile | UnreadableFile] = []
+    problems: list[RefusedFile] = []
     for file in files:
         try:
             _convert_file(file, claim, outcome)
-        except (RefusedFile, UnreadableFile) as found:
+        except RefusedFile as found:
             problems.append(found)
     for line in (*outcome.notes, *outcome.refusals):
         click.echo(line, err=True)
@@ -81,7 +81,7 @@ def _convert_file(file: str, claim: str | None, outcome: ConvertedFiles) -> None
     documents = read_objects(file, expected=TFJOB)
     items = [(document, item) for document in documents for item in list_items(document.raw)]
     if not any(is_convertible(item.raw) for _, item in items):
-        raise RefusedFile(f"{_place(d, i)}: {describe_other(i.raw)}" for d, i in items)
+        raise RefusedFile(*(f"{_place(d, i)}: {describe_other(i.raw)}" for d, i in items))
     for document, item in items:
         where = _place(document, item)
         if not is_convertible(item.raw):

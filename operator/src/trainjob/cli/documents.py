@@ -19,22 +19,8 @@ def dump_stream(objects: Iterable[dict[str, Any]]) -> str:
     return "".join(f"---\n{dump_yaml(manifest)}" for manifest in objects)
 
 
-# Input files: reading, selecting TrainJobs, errors with their exit codes.
-
-
 STDIN = "-"
 """The file name that means standard input."""
-
-
-class UnreadableFile(click.ClickException):
-    """The file doesn't exist or can't be read, so its content is unknown."""
-
-    exit_code = 2
-
-    def show(self, file: object = None) -> None:
-        """Print one line on stderr."""
-        del file
-        click.echo(self.message, err=True)
 
 
 class RefusedFile(click.ClickException):
@@ -46,15 +32,21 @@ class RefusedFile(click.ClickException):
 
     exit_code = 1
 
-    def __init__(self, lines: Iterable[str]) -> None:
-        self.lines = tuple(lines)
-        super().__init__("\n".join(self.lines))
+    def __init__(self, *lines: str) -> None:
+        self.lines = lines
+        super().__init__("\n".join(lines))
 
     def show(self, file: object = None) -> None:
         """Print one line for each mistake on stderr."""
         del file
         for line in self.lines:
             click.echo(line, err=True)
+
+
+class UnreadableFile(RefusedFile):
+    """The file doesn't exist or can't be read, so its content is unknown."""
+
+    exit_code = 2
 
 
 def is_script(file: str) -> bool:
@@ -80,7 +72,7 @@ def read_trainjobs(file: str) -> tuple[Document, ...]:
         hint = hint or more
     jobs = tuple(_with_name(document) for document in documents if document.is_trainjob)
     if not jobs:
-        raise RefusedFile([f"{_title(file)}: holds no TrainJob{hint}"])
+        raise RefusedFile(f"{_title(file)}: holds no TrainJob{hint}")
     return jobs
 
 
@@ -97,7 +89,7 @@ def check_valid(documents: Iterable[Document]) -> Iterable[Document]:
         except InvalidTrainJob as invalid:
             lines += [str(error) for error in invalid.errors]
     if lines:
-        raise RefusedFile(lines)
+        raise RefusedFile(*lines)
     return documents
 
 
@@ -112,7 +104,7 @@ def read_objects(file: str, *, expected: str = KIND) -> tuple[Document, ...]:
         UnreadableFile: there is no such file, or it can't be read.
         RefusedFile: it isn't YAML or JSON.
     """
-    content = _content(file)
+    content = sys.stdin.buffer.read() if file == STDIN else _read_file(file)
     documents, errors = tuple[Document, ...](), list[str]()
     try:
         documents = read_documents(content, source=_title(file), expected=expected)
@@ -124,7 +116,7 @@ def read_objects(file: str, *, expected: str = KIND) -> tuple[Document, ...]:
         how = "render it first (helm template CHART), and take the result"
         errors = [f"{_title(file)}:{line} is a template, such as Helm's, and no manifest yet: {how}", *errors]
     if errors:
-        raise RefusedFile(errors)
+        raise RefusedFile(*errors)
     return documents
 
 
@@ -157,23 +149,18 @@ def _with_name(document: Document) -> Document:
     return replace(document, raw={**document.raw, "metadata": {**metadata, "name": name}})
 
 
-def _content(file: str) -> bytes:
-    if file == STDIN:
-        return sys.stdin.buffer.read()
-    hint = ""
+def _read_file(file: str) -> bytes:
     if is_script(file):
-        hint = (
+        raise RefusedFile(
             f"{file} is a script, no file with a job: trainjob run {file} trains it here, and"
             f" trainjob init {file} writes its job's file"
         )
-    elif file.endswith(".ipynb"):
+    if file.endswith(".ipynb"):
         script = f"{file.removesuffix('.ipynb')}.py"
-        hint = (
+        raise RefusedFile(
             f"{file} is a notebook: train from a cell (from trainjob import Trainer), or turn it into a"
             f" script: jupyter nbconvert --to script {file}, then trainjob run {script}"
         )
-    if hint:
-        raise RefusedFile([hint])
     try:
         return Path(file).read_bytes()
     except OSError as error:

@@ -42,9 +42,7 @@ _OF_CONTAINER = {
     "env": "TF_CONFIG and TRAINJOB_* are added.",
     "resources": "Of each replica; a GPU is a limit, nvidia.com/gpu.",
 }
-_ABSENT = {
-    "resources": 'resources: {requests: {cpu: "2", memory: 4Gi}, limits: {memory: 4Gi, nvidia.com/gpu: "1"}}',
-}
+_RESOURCES = 'resources: {requests: {cpu: "2", memory: 4Gi}, limits: {memory: 4Gi, nvidia.com/gpu: "1"}}'
 _END = (
     "More fields: maxRestarts (3), activeDeadlineSeconds, stallTimeoutSeconds, ttlSecondsAfterFinished and"
     " others: kubectl explain tj.spec"
@@ -66,9 +64,9 @@ def init(source: JobSource) -> None:
         with file.open("x", encoding="utf-8") as written:
             written.write(_commented(job, file))
     except FileExistsError:
-        raise RefusedFile([f"{file} exists already; nothing was written: move it away first"]) from None
+        raise RefusedFile(f"{file} exists already; nothing was written: move it away first") from None
     except OSError as error:
-        raise RefusedFile([f"{file} can't be written: {error.strerror}"]) from error
+        raise RefusedFile(f"{file} can't be written: {error.strerror}") from error
     shown, folder = shlex.quote(str(file)), shlex.quote(str(file.parent))
     click.echo(
         f"wrote {file}; here: trainjob run {shown}; on a cluster: trainjob submit {shown} --code {folder}"
@@ -85,8 +83,8 @@ def _commented(job: dict[str, Any], file: Path) -> str:
         document.line_of(path): comment.format(file=file, folder=file.parent).splitlines()
         for path, comment in {**_COMMENTS, **given}.items()
     }
-    absent = [hint for field, hint in _ABSENT.items() if field not in container]
-    above.setdefault(document.line_of(f"{_CONTAINER}.securityContext"), []).extend(absent)
+    if "resources" not in container:
+        above[document.line_of(f"{_CONTAINER}.securityContext")] = [_RESOURCES]
     made = [
         "# Made by `trainjob init`.",
         f"#   here:           trainjob run {file}",

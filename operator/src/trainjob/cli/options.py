@@ -35,9 +35,6 @@ def gathered(name: str, build: Callable[..., Any], *params: click.Parameter) -> 
     return decorate
 
 
-# The namespace of a document.
-
-
 def namespace_of(document: Document, option: str | None, context: str) -> str:
     """Return the namespace of the option, else of the file, else of the context.
 
@@ -48,15 +45,10 @@ def namespace_of(document: Document, option: str | None, context: str) -> str:
     if option and own and option != own:
         line = document.line_of("metadata.namespace")
         raise RefusedFile(
-            [
-                f"{document.source}:{line} metadata.namespace: is {own}, but -n asks for {option};"
-                " leave out one of the two"
-            ]
+            f"{document.source}:{line} metadata.namespace: is {own}, but -n asks for {option};"
+            " leave out one of the two"
         )
     return str(option or own or context)
-
-
-# Files: as arguments, or as kubectl takes them.
 
 
 def one_file(files: tuple[str, ...], more: tuple[str, ...]) -> str:
@@ -85,9 +77,6 @@ file_argument = gathered("file", one_file, *FILE)
 file_arguments = gathered(
     "files", _all_files, click.Argument(["files"], nargs=-1, metavar="FILE..."), _FILENAME
 )
-
-
-# Durations on the command line.
 
 
 class Duration(click.ParamType[float]):

@@ -4,7 +4,6 @@ import re
 
 import click
 
-from trainjob.api import TrainJob
 from trainjob.cli.documents import check_valid, choose, dump_stream, read_trainjobs
 from trainjob.cli.ending import command
 from trainjob.cli.options import file_argument
@@ -26,19 +25,15 @@ def render(file: str, task: str | None, name: str | None) -> None:
         documents = (choose(documents, name, file),)
     jobs = [document.parse() for document in check_valid(documents)]
     if task is not None:
-        click.echo(build_tf_config(jobs[0], _replica(jobs[0], task)))
+        found, replicas = _TASK.fullmatch(task), desired_replicas(jobs[0].spec)
+        replica = Replica(found["role"], int(found["index"])) if found else None
+        if replica is None or replica not in replicas:
+            more = ", ..." if len(replicas) > 20 else ""
+            known = ", ".join(f"{r.role}/{r.index}" for r in replicas[:20]) + more
+            raise click.BadParameter(
+                f"{task!r} is no replica of this job; it has {known}", param_hint="--task"
+            )
+        click.echo(build_tf_config(jobs[0], replica))
         return
     objects = [made for job in jobs for made in build_objects(job, preview_source(job.metadata))]
     click.echo(dump_stream(share_claims(o) if o["kind"] == "Pod" else o for o in objects), nl=False)
-
-
-def _replica(job: TrainJob, task: str) -> Replica:
-    found = _TASK.fullmatch(task)
-    replicas = desired_replicas(job.spec)
-    replica = Replica(found["role"], int(found["index"])) if found else None
-    if replica is None or replica not in replicas:
-        known = ", ".join(f"{r.role}/{r.index}" for r in replicas[:20]) + (
-            ", ..." if len(replicas) > 20 else ""
-        )
-        raise click.BadParameter(f"{task!r} is no replica of this job; it has {known}", param_hint="--task")
-    return replica

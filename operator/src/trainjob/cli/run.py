@@ -104,12 +104,10 @@ def run(
     try:
         job = document.parse(needs_image=False)
     except InvalidTrainJob as invalid:
-        raise RefusedFile(str(error) for error in invalid.errors) from invalid
+        raise RefusedFile(*map(str, invalid.errors)) from invalid
     if job.spec.suspend:
         where = f"{document.source}:{document.line_of('spec.suspend')}"
-        raise RefusedFile(
-            [f"{where} spec.suspend: is true, so nothing would start; remove it to run the job"]
-        )
+        raise RefusedFile(f"{where} spec.suspend: is true, so nothing would start; remove it to run the job")
     if dry_run:
         click.echo(print_job(document.raw), nl=False)
         return
@@ -166,7 +164,7 @@ async def _run(request: RunRequest, detail: Detail, *, plain: bool) -> Exit:
         try:
             ending = await run_here(request, screen, interruption)
         except CannotRunHere as cannot:
-            raise RefusedFile(cannot.lines) from cannot
+            raise RefusedFile(*cannot.lines) from cannot
         finally:
             screen.close()
     if ending.answer:

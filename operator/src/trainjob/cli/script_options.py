@@ -204,11 +204,9 @@ class JobSource:
         if config_map is not None:
             where = f"{document.source}:{document.line_of('spec.code')}"
             raise RefusedFile(
-                [
-                    f"{where} spec.code: its files are in the ConfigMap {config_map} of a cluster. To run the"
-                    " job here, remove spec.code and put the files beside this one, or run the script:"
-                    " trainjob run SCRIPT.py"
-                ]
+                f"{where} spec.code: its files are in the ConfigMap {config_map} of a cluster. To run the"
+                " job here, remove spec.code and put the files beside this one, or run the script:"
+                " trainjob run SCRIPT.py"
             )
         return self._tried(document)
 
@@ -237,7 +235,7 @@ class JobSource:
                 code = collect(self.folder, self.script.code, script=script, skip=skip)
                 packed = pack(code.files)
             except UnusableCode as unusable:
-                raise RefusedFile([str(unusable)]) from unusable
+                raise RefusedFile(str(unusable)) from unusable
             notes = (*code.notes, f"the code travels: {describe(code.files, packed)}")
         if self.is_script:
             documents: tuple[Document, ...] = (self._from_script(packed),)
@@ -282,7 +280,7 @@ class JobSource:
         try:
             parse_strictly(raw, needs_image=False)
         except InvalidTrainJob as invalid:
-            raise RefusedFile(f"{self.file}: {error}" for error in invalid.errors) from invalid
+            raise RefusedFile(*(f"{self.file}: {error}" for error in invalid.errors)) from invalid
         return raw
 
     def _check_for_cluster(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainjob.api import Document, TrainJob
-from trainjob.cli.documents import RefusedFile, UnreadableFile, check_valid, read_trainjobs
+from trainjob.cli.documents import RefusedFile, check_valid, read_trainjobs
 from trainjob.cli.ending import command
 from trainjob.cli.options import cluster_options, file_arguments, namespace_of
 from trainjob.client.connection import ClusterOptions
@@ -45,7 +45,7 @@ def validate(files: tuple[str, ...], cluster: bool, where: ClusterOptions) -> No
     for file in files:
         try:
             valid += check_valid(read_trainjobs(file))
-        except (RefusedFile, UnreadableFile) as problem:
+        except RefusedFile as problem:
             problem.show()
             code = max(code, problem.exit_code)
     if cluster and valid:
