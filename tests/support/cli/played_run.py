@@ -10,7 +10,7 @@ from typing import Any
 
 from support.cli.program import NOW
 from support.cli.stored_jobs import store_run
-from trainjob.client.runs import RunServer
+from trainjob.client.runs import serve
 from trainjob.client.view import JobView
 
 
@@ -24,14 +24,12 @@ class PlayedRun:
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[PlayedRun]:
         """Be there, and at the end of the context leave a record of the last state."""
-        server = RunServer(self)
-        await server.open()
-        store_run(self.folder, self.latest, socket=server.path)
-        try:
-            yield self
-        finally:
-            store_run(self.folder, self.latest, ended=NOW, end="complete")
-            await server.close()
+        async with serve(self) as socket:
+            store_run(self.folder, self.latest, socket=socket)
+            try:
+                yield self
+            finally:
+                store_run(self.folder, self.latest, ended=NOW, end="complete")
 
     def show(self, view: JobView) -> None:
         """Change the state."""

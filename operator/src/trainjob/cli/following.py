@@ -165,9 +165,6 @@ async def _show_run(
     return Exit.GOOD
 
 
-# The end.
-
-
 async def wait_and_conclude(job: JobHandle, limit: float | None, progress: ProgressLine) -> Exit:
     """Wait for a job's end with a progress line on stderr, then print its result.
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from trainjob.client.job_logs import LogLine
 
 
-# The display of a run: plain lines, or the live display.
-
-
 class Detail(Enum):
     """How much of a run is shown.
 
@@ -163,9 +160,6 @@ class LiveScreen:
             self._live.stop()
 
 
-# The lines of replicas' logs, and notes about the job.
-
-
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
@@ -201,9 +195,6 @@ class LogPrinter:
     def note(self, text: str) -> None:
         """Print a message about the job on stderr, apart from its logs."""
         click.echo(f"trainjob: {text}", err=True)
-
-
-# The progress line on stderr.
 
 
 _ERASE = "\r\x1b[K"

@@ -47,9 +47,6 @@ RUNS = "runs"
 _ARGUMENTS = "trainjob.arguments"
 
 
-# The command line.
-
-
 class WithArguments(click.Command):
     """A command whose words behind `--` are arguments of the training script."""
 
@@ -148,9 +145,6 @@ job_options = gathered(
     *_SCRIPT_OPTIONS.values(),
 )
 """Adds FILE, -f, --set, --smoke and the options for a script; as `script_options`."""
-
-
-# The jobs that the command line describes.
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
 
 
-# Messages about a job that exists already: what `kubectl apply` would change.
-
-
 _MOST_FIELDS = 8
 
 

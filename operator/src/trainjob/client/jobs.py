@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
 
 
-# Finding a job by its name.
-
-
 def job_scope(namespace: str | None, name: str = "") -> Scope:
     """Return the scope of one job, or of all."""
     return Scope(TRAINJOBS, namespace, fields=f"metadata.name={name}" if name else "")

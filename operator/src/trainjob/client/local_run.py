@@ -7,7 +7,7 @@ import secrets
 import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from trainjob.client.run_record import (
     read_run_folder,
     remember,
 )
-from trainjob.client.runs import RunServer, log_sizes, results_in, shown_path
+from trainjob.client.runs import log_files, results_in, serve, shown_path
 from trainjob.client.view import JobView, Outcome, Resumptions, read_run, with_stopped
 from trainjob.cluster.local import (
     CannotRunHere,
@@ -99,9 +99,6 @@ class Interruption:
         loop = asyncio.get_running_loop()
         for number in self._signals:
             loop.remove_signal_handler(number)
-
-
-# What is asked for, and what came of it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +176,6 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
         request.begun(run.folder)
         answer = describe_finished(run, datetime.now(UTC))
         return Ending(job=run.view, results=results_in(run.folder), answer=answer)
-    except _AnotherRequest as refused:
-        raise CannotRunHere([str(refused)]) from refused
     finally:
         await cluster.close()
         if not cluster.run_folder.exists():  # a volume that goes with its pod
@@ -196,10 +191,6 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
 
 class _NothingToDo(Exception):
     """The run that is its argument has finished what is asked for."""
-
-
-class _AnotherRequest(Exception):
-    """A run was asked for something else; the message says what, and what to do."""
 
 
 class _Arrangement:
@@ -220,8 +211,8 @@ class _Arrangement:
         """Return the run's folder; it is the job's, unless another request gets one of its own.
 
         Raises:
-            _NothingToDo, _AnotherRequest: nothing is to be started.
-            CannotRunHere: a folder can't be renamed.
+            _NothingToDo: nothing is to be started.
+            CannotRunHere: its run was asked for something else, or a folder can't be renamed.
         """
         request = self._request
         aside = finished = None
@@ -253,21 +244,19 @@ class _Arrangement:
         run = read_run_folder(folder)
         if run is None:
             if has_saved(folder) and self._request.resume is None:
-                raise _AnotherRequest(
+                why = (
                     f"{shown_path(folder)} holds the output of a run without a record of its request; "
                     f"nothing was started; continue it all the same: --resume {folder.name}; "
-                    f"{self._request.ways}"
                 )
+                raise CannotRunHere([why + self._request.ways])
             return None
         if run.is_running or not (run.is_finished or has_saved(folder)):
             return None  # its lock is held, or there is nothing to continue from
         differences = compare(run.record.request, self._asked)
         if refused := differences.refused(finished=run.is_finished):
             state = "is finished" if run.is_finished else "isn't finished"
-            raise _AnotherRequest(
-                f"{run.name} {state}, and this is another request: {', '.join(refused)}; nothing was "
-                f"started; {self._request.ways}"
-            )
+            what = f"{run.name} {state}, and this is another request: {', '.join(refused)}"
+            raise CannotRunHere([f"{what}; nothing was started; {self._request.ways}"])
         if run.is_finished and not differences.longer:
             return run
         if differences.all:
@@ -314,9 +303,6 @@ def _results(cluster: LocalCluster, job: TrainJob, last: JobView) -> Results:
     return Results(output=root_folder(job), has_checkpoints=known, has_events=known, tails=tails)
 
 
-# The run.
-
-
 # The time after Ctrl-C in which replicas can save a checkpoint; a second Ctrl-C kills them at once.
 GRACE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.25
@@ -356,7 +342,7 @@ class _Supervision:
             command=request.command,
             request=asked,
             continued=continued,
-            log_starts=log_sizes(self._folder),
+            log_starts={name: path.stat().st_size for name, path in log_files(self._folder).items()},
             began=self._since,
         )
         self._written, self._can_write = 0.0, True
@@ -373,17 +359,22 @@ class _Supervision:
         No process of it is left afterwards.
         """
         interruption.on_second(self._cluster.kill)
-        server = RunServer(self)
-        try:
-            await server.open()
-        except OSError as error:
-            self._screen.note(f"other commands can't reach this run: {error}")
-        await self._write(socket=server.path)
-        try:
-            remember(self._folder)
-        except OSError as error:
-            self._screen.note(f"`trainjob list` won't have this run: {error}")
-        self._request.begun(self._folder)
+        async with AsyncExitStack() as stack:
+            socket = ""
+            try:
+                socket = await stack.enter_async_context(serve(self))
+            except OSError as error:
+                self._screen.note(f"other commands can't reach this run: {error}")
+            await self._write(socket=socket)
+            try:
+                remember(self._folder)
+            except OSError as error:
+                self._screen.note(f"`trainjob list` won't have this run: {error}")
+            self._request.begun(self._folder)
+            return await self._follow(interruption)
+
+    async def _follow(self, interruption: Interruption) -> JobView:
+        """Show the job until it ends or a stop is requested, end its processes and write the record."""
         showing = asyncio.ensure_future(self._keep_showing())
         over: JobView | None = None
         try:
@@ -410,7 +401,6 @@ class _Supervision:
                 ends = {Outcome.COMPLETE: "complete", Outcome.FAILED: "failed"}
                 end = ends.get(last.outcome, "deleted" if self.is_deleted else "interrupted")
                 await self._write(view=last, ended=datetime.now(UTC), end=end)
-            await server.close()
         if isinstance(problem, Exception):
             raise problem
         return last

@@ -92,9 +92,6 @@ class StopNoise:
         return False
 
 
-# Equal lines of several replicas.
-
-
 GROUPING_SECONDS = 1.0
 
 

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from trainjob.cluster.protocol import ClusterError, RequestFailure
 
 
-# Failed requests in one sentence.
-
-
 _TRANSIENT = frozenset([0, 408, 429, 500, 502, 503, 504])
 """HTTP status codes after which the same request may succeed a little later; 0: there was no response."""
 
@@ -107,9 +104,6 @@ def _within(root: str, field: str) -> str:
     # The controller's variables come before the user's, so the index differs from the one in the file.
     plain = _VARIABLE.sub(".env", field) if root else field
     return f"{root}.{plain}" if root else plain
-
-
-# Exceptions with a sentence about a failed request.
 
 
 class ClusterProblem(Exception):

@@ -23,35 +23,30 @@ from trainjob.client.view import JobView, Outcome
 from trainjob.cluster.local import has_content, is_taken
 from trainjob_trainer.contract.files import FINAL, output_folders
 
-# Processes: a number is used again, so a process is known by its number and its start.
-
 
 def identify_process(pid: int) -> str | None:
-    """Return what distinguishes a living process from a later one of its number; None if there is none."""
+    """Return what distinguishes a living process from a later one of its number; None if there is none.
+
+    It is empty on a system without /proc, which doesn't say when a process started.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         # The second field is the program's name in parentheses, which may contain anything.
         state, *_, started = stat.rpartition(")")[2].split()[:20]
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except FileNotFoundError:
-        return _identify_elsewhere(pid) if not Path("/proc/self").exists() else None
+        if Path("/proc/self").exists():
+            return None
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+        return ""
     except (OSError, ValueError):
         return None
     return None if state in "ZX" else f"{boot}:{started}"
-
-
-def _identify_elsewhere(pid: int) -> str | None:
-    """Return an empty text for a living process: a system without /proc doesn't say when it started."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return ""
-
-
-# The record of one run.
 
 
 RECORD_NAME = ".trainjob.json"
@@ -109,9 +104,6 @@ class RunRecord(BaseModel):
             with suppress(OSError):
                 temporary.unlink()
             raise
-
-
-# A run, by its folder.
 
 
 _KILLED = "its process is gone: killed, or the machine went down"
@@ -281,9 +273,6 @@ def _link_of(folder: Path) -> Path:
     return index_folder() / index_name(folder)
 
 
-# A finished run.
-
-
 _LARGEST_MARKER = 1 << 20
 
 
@@ -299,7 +288,11 @@ def describe_finished(run: Run, now: datetime) -> str:
     facts += [describe_age(now - ended)] if ended is not None else []
     known = f" ({', '.join(facts)})" if facts else ""
     again = "--fresh" if run.name == run.record.view.name else f"trainjob delete {run.name}"
-    return f"{run.name} is finished{known}; {_more(run)}start over: {again}"
+    more, words = "", run.record.request.asked.get("arguments", ())
+    epochs = max((replica.report.total_epochs or 0 for replica in view.replicas), default=0)
+    if epochs and all(str(word).startswith("--epochs") for word in words[::2]):  # the trainer's own option
+        more = f"train on: ask for more, such as -- --epochs {2 * epochs}; "
+    return f"{run.name} is finished{known}; {more}start over: {again}"
 
 
 def _read_marker(folder: Path) -> Mapping[str, Any] | None:
@@ -312,12 +305,3 @@ def _read_marker(folder: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return {}
     return marker if isinstance(marker, dict) else {}
-
-
-def _more(run: Run) -> str:
-    """Return how to train on, if the trainer's own option says how long."""
-    words = run.record.request.asked.get("arguments", ())
-    epochs = max((replica.report.total_epochs or 0 for replica in run.view.replicas), default=0)
-    if not epochs or any(not str(word).startswith("--epochs") for word in words[::2]):
-        return ""
-    return f"train on: ask for more, such as -- --epochs {2 * epochs}; "

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -52,9 +52,6 @@ def _dump(view: JobView) -> dict[str, Any]:
     return {"view": _adapter(JobView).dump_python(view, mode="json", by_alias=True)}
 
 
-# The run's own side.
-
-
 class RunControls(Protocol):
     """What other processes can do with a run."""
 
@@ -72,88 +69,66 @@ class RunControls(Protocol):
         """Ask the run to end."""
 
 
-class RunServer:
-    """Answers the user's other processes while a run lasts.
+@asynccontextmanager
+async def serve(controls: RunControls) -> AsyncGenerator[str]:
+    """Answer the user's other processes, at the socket whose path it gives, until the block ends.
 
-    Args:
-        controls: the run.
-
-    Attributes:
-        path: of the socket; empty until `open`.
+    Raises:
+        OSError: no socket can be created.
     """
+    connections, folder = set[asyncio.Task[Any]](), _private_folder()
 
-    def __init__(self, controls: RunControls) -> None:
-        self._controls = controls
-        self._connections = set[asyncio.Task[None]]()
-        self._server: asyncio.Server | None = None
-        self._folder: PrivateFolder | None = None
-        self.path = ""
-
-    async def open(self) -> None:
-        """Listen at a socket of its own.
-
-        Raises:
-            OSError: none can be created.
-        """
-        self._folder = _private_folder()
-        path = self._folder.path / "run"
-        try:
-            self._server = await asyncio.start_unix_server(self._accept, path, limit=_LONGEST_LINE)
-            path.chmod(0o600)
-        except OSError:
-            self._folder.remove()
-            raise
-        self.path = str(path)
-
-    async def close(self) -> None:
-        """Close all connections and remove the socket; more calls do nothing."""
-        if self._server is None or self._folder is None:
-            return
-        self._server.close()
-        self._server = None
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        self._folder.remove()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - asyncio runs this as a task
-        self._connections.add(task)
+        connections.add(task)
         try:
-            await self._answer(json.loads(await reader.readline()), writer)
+            await _answer(controls, json.loads(await reader.readline()), writer)
         except (OSError, ValueError, asyncio.CancelledError):
             pass  # the other process is gone, sends something else, or the run ends
         finally:
-            self._connections.discard(task)
+            connections.discard(task)
             writer.close()
 
-    async def _answer(self, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
-        match request:
-            case {"verb": "view"}:
-                await _send(writer, _dump(self._controls.latest))
-            case {"verb": "watch"}:
-                view = self._controls.latest
-                while True:
-                    await _send(writer, _dump(view))
-                    view = await self._controls.later_than(view)
-            case {"verb": "patch", "spec": dict(spec)}:
-                await _send(writer, self._patch(spec))
-            case {"verb": "delete"}:
-                await _send(writer, {})
-                self._controls.delete()
-                await asyncio.Event().wait()  # until `close`
-            case _:
-                await _send(writer, {"refused": [f"this run knows no request such as {request}"]})
-
-    def _patch(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        path = folder.path / "run"
+        server = await asyncio.start_unix_server(accept, path, limit=_LONGEST_LINE)
+        path.chmod(0o600)
         try:
-            self._controls.patch(spec)
-        except InvalidTrainJob as invalid:
-            return {"refused": [str(error) for error in invalid.errors]}
-        except CannotRunHere as cannot:
-            return {"refused": list(cannot.lines)}
-        return _dump(self._controls.latest)
+            yield str(path)
+        finally:
+            server.close()
+            for connection in connections:
+                connection.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
+    finally:
+        folder.remove()
+
+
+async def _answer(controls: RunControls, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+    match request:
+        case {"verb": "view"}:
+            await _send(writer, _dump(controls.latest))
+        case {"verb": "watch"}:
+            view = controls.latest
+            while True:
+                await _send(writer, _dump(view))
+                view = await controls.later_than(view)
+        case {"verb": "patch", "spec": dict(spec)}:
+            refused: Iterable[object] = ()
+            try:
+                controls.patch(spec)
+            except InvalidTrainJob as invalid:
+                refused = invalid.errors
+            except CannotRunHere as cannot:
+                refused = cannot.lines
+            await _send(writer, {"refused": [*map(str, refused)]} if refused else _dump(controls.latest))
+        case {"verb": "delete"}:
+            await _send(writer, {})
+            controls.delete()
+            await asyncio.Event().wait()  # until the block of `serve` ends
+        case _:
+            await _send(writer, {"refused": [f"this run knows no request such as {request}"]})
 
 
 async def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
@@ -175,15 +150,6 @@ def _private_folder() -> PrivateFolder:
     raise OSError("no folder for a socket: set TMPDIR to one with a short path")
 
 
-# The side of other processes.
-
-
-def _is_own_socket(path: Path) -> bool:
-    """Return whether it is this user's: a record may lie where others can write."""
-    facts = path.stat()
-    return stat.S_ISSOCK(facts.st_mode) and facts.st_uid == os.geteuid()
-
-
 class NotReached(Exception):
     """The run doesn't respond: it has just ended, or is stopped."""
 
@@ -197,7 +163,8 @@ async def _asked(run: Run, request: Mapping[str, Any]) -> AsyncGenerator[asyncio
     """
     path = run.record.socket
     try:
-        if not _is_own_socket(Path(path)):
+        facts = os.stat(path)  # noqa: PTH116 - a record may lie where others can write
+        if not stat.S_ISSOCK(facts.st_mode) or facts.st_uid != os.geteuid():
             raise NotReached
         async with asyncio.timeout(_PATIENCE_SECONDS):
             reader, writer = await asyncio.open_unix_connection(path, limit=_LONGEST_LINE)
@@ -250,11 +217,6 @@ def log_files(folder: Path, wanted: Wanted | None = None) -> dict[str, Path]:
     return {each.name: found[each] for each in shown}
 
 
-def log_sizes(folder: Path) -> dict[str, int]:
-    """Return the present size of each replica's log file."""
-    return {replica: path.stat().st_size for replica, path in log_files(folder).items()}
-
-
 class LogFile:
     """Reads a log file that grows.
 
@@ -278,9 +240,6 @@ class LogFile:
         complete = len(data) if whole else data.rfind(b"\n") + 1
         self._position += complete
         return data[:complete].decode("utf-8", "replace").splitlines()
-
-
-# What a run has left in its folder.
 
 
 def results_in(folder: Path) -> Results:
@@ -307,9 +266,6 @@ def folder_size(folder: Path) -> int:
             with suppress(OSError):
                 size += (Path(inner) / name).lstat().st_size
     return size
-
-
-# A run as a job.
 
 
 _GOING_SECONDS = 60.0
