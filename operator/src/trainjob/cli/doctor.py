@@ -85,7 +85,12 @@ def doctor(
     here = check_here(Path(RUNS), needed=not needed)
     checks = here, check_cluster(where, image, timeout, needed=needed, gpus=gpus, output=job_output)
     if output == "json":
-        click.echo(json.dumps(as_json(*checks), indent=2))
+        plain = [
+            {"where": where, **{name: str(value) for name, value in vars(check).items()}}
+            for where, section in zip(("here", "cluster"), checks, strict=True)
+            for check in section
+        ]
+        click.echo(json.dumps(plain, indent=2))
     else:
         width = max(len(check.subject) for section in checks for check in section)
         for title, section in zip(("this machine", "cluster"), checks, strict=True):
@@ -95,13 +100,7 @@ def doctor(
 
 
 def describe(section: str, checks: Iterable[Check], *, width: int) -> Iterator[str]:
-    """Yield the lines of a section; a remedy has a line of its own.
-
-    Args:
-        section: its title.
-        checks: of it.
-        width: of the widest subject.
-    """
+    """Yield the lines of a section whose widest subject is so wide; a remedy has a line of its own."""
     yield section
     for check in checks:
         yield f"  {check.verdict:<8} {check.subject:<{width}}  {check.found}"
@@ -119,13 +118,3 @@ def describe_patches() -> Iterator[str]:
         if found is not None:
             yield f"    {shown[found]}" + (f" ({patch.upstream})" if patch.upstream else "")
     yield "TRAIN_WITHOUT=name,name in a container's env leaves rows out"
-
-
-def as_json(here: Iterable[Check], cluster: Iterable[Check]) -> list[dict[str, Any]]:
-    """Return the checks as plain JSON."""
-    sections = (("here", here), ("cluster", cluster))
-    return [
-        {"where": where, **{name: str(value) for name, value in vars(check).items()}}
-        for where, checks in sections
-        for check in checks
-    ]

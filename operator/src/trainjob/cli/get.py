@@ -23,10 +23,10 @@ from trainjob.client.problems import describe_problem
 from trainjob.client.view import JobView, manifest_of, read_job
 from trainjob.cluster.kube.informer import Failed, Gone, Listed, Seen
 from trainjob.cluster.protocol import ClusterError
+from trainjob.core.pods import Pod
 
 if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
-    from trainjob.core.pods import Pod
 
 
 class JobTable:
@@ -100,8 +100,12 @@ def get(
             elif output == "wide":
                 table.print(await job.view())
             else:
-                view = await job.view()
-                pods = await _pods(job, view.uid) if isinstance(job, ClusterJob) else ()
+                view, pods = await job.view(), tuple[Pod, ...]()
+                if isinstance(job, ClusterJob):
+                    try:
+                        pods = own_pods(await pods_of(job.api, job.namespace, name), view.uid)
+                    except ClusterError as error:
+                        click.echo(f"its pods are not shown: {describe_problem(error)}", err=True)
                 for line in describe_job(view, pods, datetime.now(UTC)):
                     click.echo(line)
 
@@ -109,14 +113,6 @@ def get(
         asyncio.run(show_one(name))
     else:
         where.run(show_all)
-
-
-async def _pods(job: ClusterJob, uid: str) -> tuple[Pod, ...]:
-    try:
-        return own_pods(await pods_of(job.api, job.namespace, job.name), uid)
-    except ClusterError as error:
-        click.echo(f"its pods are not shown: {describe_problem(error)}", err=True)
-        return ()
 
 
 async def _watch(api: ApiClient, namespace: str | None, name: str | None, table: JobTable) -> None:

@@ -167,18 +167,23 @@ async def _run(request: RunRequest, detail: Detail, *, plain: bool) -> Exit:
             raise RefusedFile(*cannot.lines) from cannot
         finally:
             screen.close()
+    lines: tuple[str, ...]
     if ending.answer:
-        _print((ending.answer,), err=False)
-        return Exit.GOOD
-    if ending.deleted:
-        _print((f"{ending.job.name} was deleted; all its processes have ended",), err=True)
-        return Exit.NO_JOB
-    if ending.interrupted:
-        _print(describe_interruption(ending.job, ending.results), err=True)
-        return Exit.INTERRUPTED
-    good = ending.job.outcome is Outcome.COMPLETE
-    _print(describe_end(ending.job, ending.results), err=not good)
-    return Exit.GOOD if good else Exit.FAILED
+        lines, code = (ending.answer,), Exit.GOOD
+    elif ending.deleted:
+        lines, code = (f"{ending.job.name} was deleted; all its processes have ended",), Exit.NO_JOB
+    elif ending.interrupted:
+        lines, code = describe_interruption(ending.job, ending.results), Exit.INTERRUPTED
+    else:
+        code = Exit.GOOD if ending.job.outcome is Outcome.COMPLETE else Exit.FAILED
+        lines = describe_end(ending.job, ending.results)
+    try:
+        for line in lines:
+            click.echo(line, err=code is not Exit.GOOD)
+    except OSError:
+        # The reader is gone; without this Python reports it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 class _ScreenHandler(logging.Handler):
@@ -191,15 +196,6 @@ class _ScreenHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
         self._screen.note(self.format(record))
-
-
-def _print(lines: tuple[str, ...], *, err: bool) -> None:
-    try:
-        for line in lines:
-            click.echo(line, err=err)
-    except OSError:
-        # The reader is gone; without this Python reports it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _continuing(arguments: list[str], *, new: bool) -> str:

@@ -29,11 +29,7 @@ _CLOSE_SECONDS = 5.0
 
 
 async def serve(folder: Path, port: int | None) -> int:
-    """Run TensorBoard on this folder until it ends, and return its exit code; it is ended with this task.
-
-    Raises:
-        ClusterProblem: it isn't installed.
-    """
+    """Run TensorBoard on this folder until it ends, and return its exit code; it is ended with this task."""
     words = ["--logdir", str(folder), "--host", "127.0.0.1", *(["--port", str(port)] if port else [])]
     board = await asyncio.create_subprocess_exec(*find_tensorboard(), *words)
     try:
@@ -50,11 +46,7 @@ async def serve(folder: Path, port: int | None) -> int:
 
 
 def find_tensorboard() -> list[str]:
-    """Return the words that start TensorBoard.
-
-    Raises:
-        ClusterProblem: it isn't installed.
-    """
+    """Return the words that start TensorBoard; raises `ClusterProblem` if it isn't installed."""
     if find_spec("tensorboard") is not None:
         return [sys.executable, "-m", "tensorboard.main"]
     found = shutil.which("tensorboard")

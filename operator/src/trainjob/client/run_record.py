@@ -198,7 +198,7 @@ def remember(folder: Path) -> None:
     Raises:
         OSError: the index can't be written.
     """
-    link = _link_of(folder)
+    link = index_folder() / index_name(folder)
     link.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         link.symlink_to(folder.absolute())
@@ -207,7 +207,7 @@ def remember(folder: Path) -> None:
 def forget(folder: Path) -> None:
     """Remove a folder from the index."""
     with suppress(OSError):
-        _link_of(folder).unlink()
+        (index_folder() / index_name(folder)).unlink()
 
 
 def all_runs() -> tuple[Run, ...]:
@@ -267,10 +267,6 @@ def index_state() -> frozenset[tuple[str, int]]:
 def index_name(folder: Path) -> str:
     """Return what the index calls a run's folder."""
     return hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
-
-
-def _link_of(folder: Path) -> Path:
-    return index_folder() / index_name(folder)
 
 
 _LARGEST_MARKER = 1 << 20

@@ -322,32 +322,27 @@ class LocalJob:
         self, wanted: Wanted, *, follow: bool = False, tail: int | None = None, previous: bool = False
     ) -> AsyncGenerator[tuple[str, str]]:
         """Yield lines, one replica after the other; `previous`: those of the runs before in this folder."""
-        run = self._read_run()
-        files = dict[str, LogFile]()
-        for replica, path in log_files(run.folder, wanted).items():
-            start = run.record.log_starts.get(replica, 0)
-            files[replica] = LogFile(path, 0, start) if previous else LogFile(path, start)
-            lines = files[replica].read(whole=not follow)
-            for line in lines[max(0, len(lines) - tail) :] if tail is not None else lines:
-                yield replica, line
-        if follow:
-            async with aclosing(self._followed(files, wanted)) as followed:
-                async for each in followed:
-                    yield each
 
-    async def _followed(self, files: dict[str, LogFile], wanted: Wanted) -> AsyncGenerator[tuple[str, str]]:
         async def until_over() -> None:
             async with aclosing(self.changes()) as changes:
                 async for _ in changes:
                     pass
 
-        over = asyncio.ensure_future(until_over())
+        run, files = self._read_run(), dict[str, LogFile]()
+        over = asyncio.ensure_future(until_over() if follow else asyncio.sleep(0))
+        if not follow:
+            await over
         try:
             while True:
                 is_over = over.done()
                 for replica, path in log_files(self.folder, wanted).items():
-                    for line in files.setdefault(replica, LogFile(path)).read(whole=is_over):
+                    if replica not in files:
+                        start = run.record.log_starts.get(replica, 0)
+                        files[replica] = LogFile(path, 0, start) if previous else LogFile(path, start)
+                    lines = files[replica].read(whole=is_over)
+                    for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
                         yield replica, line
+                tail = None
                 if is_over:
                     break
                 await asyncio.wait([over], timeout=_POLL_SECONDS)
