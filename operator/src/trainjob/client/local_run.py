@@ -176,6 +176,8 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
         request.begun(run.folder)
         answer = describe_finished(run, datetime.now(UTC))
         return Ending(job=run.view, results=results_in(run.folder), answer=answer)
+    except _AnotherRequest as refused:
+        raise CannotRunHere([str(refused)]) from refused  # of no single replica
     finally:
         await cluster.close()
         if not cluster.run_folder.exists():  # a volume that goes with its pod
@@ -191,6 +193,10 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
 
 class _NothingToDo(Exception):
     """The run that is its argument has finished what is asked for."""
+
+
+class _AnotherRequest(Exception):
+    """A run was asked for something else; the message says what, and what to do."""
 
 
 class _Arrangement:
@@ -211,8 +217,8 @@ class _Arrangement:
         """Return the run's folder; it is the job's, unless another request gets one of its own.
 
         Raises:
-            _NothingToDo: nothing is to be started.
-            CannotRunHere: its run was asked for something else, or a folder can't be renamed.
+            _NothingToDo, _AnotherRequest: nothing is to be started.
+            CannotRunHere: a folder can't be renamed.
         """
         request = self._request
         aside = finished = None
@@ -244,11 +250,11 @@ class _Arrangement:
         run = read_run_folder(folder)
         if run is None:
             if has_saved(folder) and self._request.resume is None:
-                why = (
+                raise _AnotherRequest(
                     f"{shown_path(folder)} holds the output of a run without a record of its request; "
                     f"nothing was started; continue it all the same: --resume {folder.name}; "
+                    f"{self._request.ways}"
                 )
-                raise CannotRunHere([why + self._request.ways])
             return None
         if run.is_running or not (run.is_finished or has_saved(folder)):
             return None  # its lock is held, or there is nothing to continue from
@@ -256,7 +262,7 @@ class _Arrangement:
         if refused := differences.refused(finished=run.is_finished):
             state = "is finished" if run.is_finished else "isn't finished"
             what = f"{run.name} {state}, and this is another request: {', '.join(refused)}"
-            raise CannotRunHere([f"{what}; nothing was started; {self._request.ways}"])
+            raise _AnotherRequest(f"{what}; nothing was started; {self._request.ways}")
         if run.is_finished and not differences.longer:
             return run
         if differences.all:
