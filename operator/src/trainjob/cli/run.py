@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,8 +18,7 @@ from trainjob.cli.ending import Exit
 from trainjob.cli.screen import Detail, LiveScreen, PlainScreen
 from trainjob.cli.script_options import RUNS, JobSource, WithArguments, job_options, print_job
 from trainjob.client.local_run import Interruption, RunRequest, Screen, run_here
-from trainjob.client.presenter import describe_end, describe_interruption
-from trainjob.client.view import Outcome
+from trainjob.client.run_record import RunEnd
 from trainjob.cluster.local import CannotRunHere, LocalOptions
 
 
@@ -155,6 +155,14 @@ def _whole(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - links stay
 
 
+_CODES: Mapping[RunEnd, Exit] = {
+    "complete": Exit.GOOD,
+    "failed": Exit.FAILED,
+    "interrupted": Exit.INTERRUPTED,
+    "deleted": Exit.NO_JOB,
+}
+
+
 async def _run(request: RunRequest, detail: Detail, *, plain: bool) -> Exit:
     is_live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     plain = plain or detail is Detail.QUIET or not is_live
@@ -162,21 +170,12 @@ async def _run(request: RunRequest, detail: Detail, *, plain: bool) -> Exit:
         screen = PlainScreen(interruption.ask, detail) if plain else LiveScreen(detail)
         logging.basicConfig(handlers=[_ScreenHandler(screen)], level=logging.WARNING, force=True)
         try:
-            ending = await run_here(request, screen, interruption)
+            end, lines = await run_here(request, screen, interruption)
         except CannotRunHere as cannot:
             raise RefusedFile(*cannot.lines) from cannot
         finally:
             screen.close()
-    lines: tuple[str, ...]
-    if ending.answer:
-        lines, code = (ending.answer,), Exit.GOOD
-    elif ending.deleted:
-        lines, code = (f"{ending.job.name} was deleted; all its processes have ended",), Exit.NO_JOB
-    elif ending.interrupted:
-        lines, code = describe_interruption(ending.job, ending.results), Exit.INTERRUPTED
-    else:
-        code = Exit.GOOD if ending.job.outcome is Outcome.COMPLETE else Exit.FAILED
-        lines = describe_end(ending.job, ending.results)
+    code = _CODES[end]
     try:
         for line in lines:
             click.echo(line, err=code is not Exit.GOOD)

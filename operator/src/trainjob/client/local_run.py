@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainjob.api import TrainJob, parse
-from trainjob.client.presenter import Results
+from trainjob.client.presenter import Results, describe_end, describe_interruption
 from trainjob.client.request import Request, compare, read_local_request
 from trainjob.client.run_record import (
     Run,
+    RunEnd,
     RunRecord,
     describe_finished,
     forget,
@@ -131,27 +132,10 @@ class RunRequest:
     begun: Callable[[Path], None] = lambda _: None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """The end of a run.
-
-    Attributes:
-        job: its state at that time.
-        results: where its output and its logs are.
-        interrupted: a stop was requested before the job had ended.
-        deleted: by `trainjob delete`.
-        answer: the sentence about a job that was finished before, so that nothing was started.
-    """
-
-    job: JobView
-    results: Results
-    interrupted: bool = False
-    deleted: bool = False
-    answer: str = ""
-
-
-async def run_here(request: RunRequest, screen: Screen, interruption: Interruption) -> Ending:
-    """Run a job to its end on this machine, unless it is finished already.
+async def run_here(
+    request: RunRequest, screen: Screen, interruption: Interruption
+) -> tuple[RunEnd, tuple[str, ...]]:
+    """Run a job to its end on this machine, unless it is finished already; return how it ended, and lines.
 
     Raises:
         CannotRunHere: this machine can't run it, another run has its folder, or the folder's run was asked
@@ -174,8 +158,7 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
     except _NothingToDo as finished:
         (run,) = finished.args
         request.begun(run.folder)
-        answer = describe_finished(run, datetime.now(UTC))
-        return Ending(job=run.view, results=results_in(run.folder), answer=answer)
+        return "complete", (describe_finished(run, datetime.now(UTC)),)
     except _AnotherRequest as refused:
         raise CannotRunHere([str(refused)]) from refused  # of no single replica
     finally:
@@ -184,8 +167,11 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
             forget(cluster.run_folder)
     last = replace(last, name=cluster.run_folder.name)
     results = replace(_results(cluster, job, last), command=request.command, starts_over=starts_over)
-    interrupted, deleted = last.outcome is Outcome.GOING_ON, supervision.is_deleted
-    return Ending(job=last, results=results, interrupted=interrupted, deleted=deleted)
+    if supervision.is_deleted:
+        return "deleted", (f"{last.name} was deleted; all its processes have ended",)
+    if last.outcome is Outcome.GOING_ON:
+        return "interrupted", describe_interruption(last, results)
+    return "complete" if last.outcome is Outcome.COMPLETE else "failed", describe_end(last, results)
 
 
 # A job's name stands for one request: another one neither continues its run nor gets its result.

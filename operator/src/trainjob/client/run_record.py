@@ -51,6 +51,8 @@ def identify_process(pid: int) -> str | None:
 
 RECORD_NAME = ".trainjob.json"
 
+RunEnd = Literal["complete", "failed", "interrupted", "deleted"]
+
 
 class RunRecord(BaseModel):
     """The record of one run, as it lies in the run's folder.
@@ -84,7 +86,7 @@ class RunRecord(BaseModel):
     log_starts: Mapping[str, int] = Field(default_factory=dict)
     began: datetime
     ended: datetime | None = None
-    end: Literal["", "complete", "failed", "interrupted", "deleted"] = ""
+    end: RunEnd | Literal[""] = ""
 
     def write(self, folder: Path) -> None:
         """Replace the record of this folder; it survives a loss of power.
