@@ -15,7 +15,8 @@ from support.kube.controller import write_kubeconfig
 from trainjob.cli.controller import controller, read_settings
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyName
-from trainjob.controller.process_settings import Election, OperatorSettings
+from trainjob.controller.election import Election
+from trainjob.controller.process_settings import OperatorSettings
 from trainjob.core.settings import Isolation
 
 POD = {"POD_NAME": "controller-0", "POD_NAMESPACE": "trainjob"}

@@ -19,9 +19,9 @@ from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access
 from trainjob.controller import Controller
 from trainjob.controller.agent_key import KeyName
-from trainjob.controller.election import Elector, LeaseDurations
+from trainjob.controller.election import Election, Elector, LeaseDurations
 from trainjob.controller.operator import GRACE_SECONDS, LOST_GRACE_SECONDS, Operator
-from trainjob.controller.process_settings import Election, ExitCode, OperatorSettings
+from trainjob.controller.process_settings import ExitCode, OperatorSettings
 from trainjob.core.settings import Settings
 
 KEY = KeyName("trainjob", "key")
@@ -182,6 +182,19 @@ async def test_a_part_that_fails_ends_all_and_gives_the_lease_back(
         assert _holder(server) == ""
     assert "The cache loop has failed: stopping" in caplog.text
     assert "a defect" in caplog.text
+
+
+async def test_it_is_not_ready_before_it_has_read_what_it_needs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trainjob.controller.health")
+    async with run_operator() as (server, _), aiohttp.ClientSession() as session:
+        server.fault = lambda _seen: ConnectionError("away")
+        await until(lambda: bool(caplog.messages) and len(server.paths) > 2)
+        port = caplog.text.rpartition("on port ")[2].split()[0]
+        async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+            assert answer.status == 503
+            assert await answer.text() == (
+                "caches: not filled for the first time yet\nagent key: not read yet\nprocess: ok\n"
+            )
 
 
 async def test_pages_when_the_work_is_stuck(

@@ -10,9 +10,12 @@ import pytest
 
 from support.kube.kube_cluster import running, until
 from trainjob.cluster import AlreadyExists, Conflict, NotFound, Unavailable
-from trainjob.controller.election import Elector, LeaseDurations, LeaseLost, read_lease
+from trainjob.cluster.kube.resources import Resource
+from trainjob.controller.election import Election, Elector, LeaseDurations, LeaseLost, read_lease
 
-QUICK = LeaseDurations(lease_seconds=1, renew_deadline=0.6, retry_seconds=0.01)
+QUICK = Election(
+    "trainjob", durations=LeaseDurations(lease_seconds=1, renew_deadline=0.6, retry_seconds=0.01)
+)
 
 
 class Shelf:
@@ -29,23 +32,23 @@ class Shelf:
     def holder(self) -> str:
         return str((self.spec or {}).get("holderIdentity", ""))
 
-    async def read(self) -> dict[str, Any]:
+    async def get(self, *_: object) -> dict[str, Any]:
         self._answer()
         if self.spec is None:
             raise NotFound("no lease")
         return {"metadata": {"resourceVersion": str(self.version)}, "spec": self.spec}
 
-    async def create(self, spec: dict[str, Any]) -> dict[str, Any]:
+    async def create(self, _resource: Resource, lease: dict[str, Any]) -> dict[str, Any]:
         self._answer()
         if self.spec is not None:
             raise AlreadyExists("it is there")
-        return await self._store(spec)
+        return await self._store(lease["spec"])
 
-    async def replace(self, spec: dict[str, Any], version: str) -> dict[str, Any]:
+    async def replace(self, _resource: Resource, lease: dict[str, Any]) -> dict[str, Any]:
         self._answer()
-        if version != str(self.version):
+        if lease["metadata"]["resourceVersion"] != str(self.version):
             raise Conflict("it has changed")
-        return await self._store(spec)
+        return await self._store(lease["spec"])
 
     async def _store(self, spec: dict[str, Any]) -> dict[str, Any]:
         self.version += 1
@@ -53,15 +56,15 @@ class Shelf:
         self.spec = spec
         if self.loses_answers:
             raise Unavailable("the answer is lost")
-        return await self.read()
+        return await self.get()
 
     def _answer(self) -> None:
         if self.is_away:
             raise Unavailable("nobody there")
 
 
-def build_elector(shelf: Shelf, identity: str, durations: LeaseDurations = QUICK) -> Elector:
-    return Elector(shelf, identity=identity, durations=durations, clock=time.monotonic)
+def build_elector(shelf: Shelf, identity: str) -> Elector:
+    return Elector(shelf, QUICK, identity=identity, clock=time.monotonic)
 
 
 async def test_the_first_one_leads_and_renews() -> None:
@@ -121,7 +124,7 @@ async def test_a_request_that_hangs_is_given_up_at_the_deadline() -> None:
         await asyncio.Event().wait()
         return {}
 
-    shelf.read = shelf.replace = hang  # type: ignore[method-assign]
+    shelf.get = shelf.replace = hang  # type: ignore[method-assign]
     with pytest.raises(LeaseLost):
         await run
 
@@ -183,9 +186,8 @@ async def test_a_release_that_fails_is_logged(caplog: pytest.LogCaptureFixture) 
 async def test_what_people_read_in_the_lease() -> None:
     shelf = Shelf()
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    elector = Elector(
-        shelf, identity="a", durations=LeaseDurations(), clock=time.monotonic, wall=lambda: noon
-    )
+    election = Election("trainjob")
+    elector = Elector(shelf, election, identity="a", clock=time.monotonic, wall=lambda: noon)
     async with running(elector.run()):
         await elector.won.wait()
     assert shelf.spec == {

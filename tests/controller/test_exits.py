@@ -5,18 +5,21 @@ import sys
 
 import pytest
 
-from trainjob.controller.process_settings import ExitCode, leave_within
+from trainjob.controller.operator import leave_within
+from trainjob.controller.process_settings import ExitCode
 
 HANGING = """
 import logging, time
-from trainjob.controller.process_settings import ExitCode, leave_within
+from trainjob.controller.operator import leave_within
+from trainjob.controller.process_settings import ExitCode
 logging.basicConfig()
 leave_within(0.01, ExitCode.LEASE_LOST)
 time.sleep(600)
 """
 
 QUICK = """
-from trainjob.controller.process_settings import ExitCode, leave_within
+from trainjob.controller.operator import leave_within
+from trainjob.controller.process_settings import ExitCode
 leave_within(600, ExitCode.LEASE_LOST)
 """
 

@@ -8,7 +8,7 @@ from trainjob.controller.operator import CHECK_SECONDS, SLACK_SECONDS, guarded
 
 def test_a_deadline_that_passes_unnoticed_ends_the_process() -> None:
     left = threading.Event()
-    with guarded(lambda: 100.0, lambda: 100.1 + SLACK_SECONDS, left.set):
+    with guarded(lambda: 100.0, lambda: 100.1 + SLACK_SECONDS, lambda *_: left.set()):
         assert left.wait(30)
 
 
@@ -19,7 +19,7 @@ def test_a_deadline_that_is_put_off_does_not() -> None:
         looks.release()
         return 100.0
 
-    with guarded(lambda: 100.0, clock, left.set):
+    with guarded(lambda: 100.0, clock, lambda *_: left.set()):
         assert looks.acquire(timeout=30)
         assert looks.acquire(timeout=30)
     assert not left.is_set()
@@ -31,7 +31,7 @@ def test_a_standby_has_no_deadline() -> None:
     def until() -> None:
         looks.release()
 
-    with guarded(until, lambda: 1e9, left.set):
+    with guarded(until, lambda: 1e9, lambda *_: left.set()):
         assert looks.acquire(timeout=30)
         assert looks.acquire(timeout=30)
     assert not left.is_set()

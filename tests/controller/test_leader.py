@@ -75,9 +75,9 @@ def test_the_first_replica_creates_the_lease() -> None:
     assert candidacy.step(0) == Observe()
     candidacy.saw(None, 0.1)
     assert candidacy.step(0.1) == Acquire(None)
-    assert candidacy.leads_until() is None
+    assert candidacy.leads_until is None
     candidacy.claimed(Lease("me", 15, version="1"), sent=0.1, now=0.4)
-    assert candidacy.leads_until() == 10.1
+    assert candidacy.leads_until == 10.1
 
 
 def test_a_leader_renews_without_looking() -> None:
@@ -188,7 +188,7 @@ class Replica:
         return self.offset + self.rate * now
 
     def leads(self, now: float) -> bool:
-        until = self.candidacy.leads_until()
+        until = self.candidacy.leads_until
         return until is not None and self.clock(now) < until and now < self.dead_at
 
 

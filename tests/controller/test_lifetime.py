@@ -6,7 +6,7 @@ import pytest
 
 from trainjob.controller.agent_key import InvalidKey
 from trainjob.controller.election import LeaseLost
-from trainjob.controller.operator import cancel, first_end, start
+from trainjob.controller.operator import cancel, first_end
 from trainjob.controller.process_settings import ExitCode
 
 
@@ -23,7 +23,7 @@ async def end() -> None:
 
 
 async def test_a_request_to_stop_is_no_failure() -> None:
-    part, stop = start("A part", go_on()), asyncio.Event()
+    part, stop = asyncio.create_task(go_on(), name="A part"), asyncio.Event()
     asyncio.get_running_loop().call_soon(stop.set)
     assert await first_end([part], stop) is ExitCode.STOPPED
     await cancel(part)
@@ -44,15 +44,15 @@ async def test_the_end_of_a_part_is_logged(
     work: object, code: ExitCode, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert callable(work)
-    other = start("Another part", go_on())
-    assert await first_end([other, start("A part", work())], asyncio.Event()) is code
+    other = asyncio.create_task(go_on())
+    assert await first_end([other, asyncio.create_task(work(), name="A part")], asyncio.Event()) is code
     assert told in caplog.text
     assert ("Traceback" in caplog.text) == (told == "A part has failed: stopping")
     await cancel(other)
 
 
 async def test_of_two_ends_at_once_a_lost_lease_counts() -> None:
-    parts = [start("A part", fail(ValueError())), start("The election", fail(LeaseLost("gone")))]
+    parts = [asyncio.create_task(fail(error)) for error in (ValueError(), LeaseLost("gone"))]
     await asyncio.sleep(0)
     assert await first_end(parts, asyncio.Event()) is ExitCode.LEASE_LOST
 
@@ -64,7 +64,7 @@ async def test_a_part_that_fails_while_it_is_cancelled_holds_nothing_up() -> Non
         finally:
             raise ValueError("too late to matter")
 
-    late = start("A part", fail_late())
+    late = asyncio.create_task(fail_late())
     await asyncio.sleep(0)
     await cancel(late)
     assert late.done()

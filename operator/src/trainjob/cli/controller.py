@@ -21,9 +21,12 @@ import yaml
 from trainjob.cluster.kube.config import InvalidAccess, from_kubeconfig, in_cluster
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyName
-from trainjob.controller.process_settings import Election, ExitCode, OperatorSettings
+from trainjob.controller.election import Election
+from trainjob.controller.process_settings import ExitCode, OperatorSettings
 from trainjob.core.integrations import INTEGRATIONS
 from trainjob.core.settings import Isolation, Settings
+
+_log = logging.getLogger(__name__)
 
 LogFormat = Literal["plain", "json"]
 
@@ -35,12 +38,8 @@ _LEVELS = {
 }
 
 
-class Formatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z WARNING trainjob.controller: text`, with any traceback below; or as JSON.
-
-    Args:
-        form: whether a record is a line for people, or an object for programs.
-    """
+class LineFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z WARNING controller: text` with any traceback below, or one JSON object."""
 
     def __init__(self, form: LogFormat) -> None:
         super().__init__()
@@ -48,36 +47,28 @@ class Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+        level, message = record.levelname, record.getMessage()
         parts = [self.formatException(record.exc_info)] if record.exc_info else []
         if record.stack_info:
             parts.append(self.formatStack(record.stack_info))
-        error, message = "\n".join(parts), record.getMessage()
-        if self._form == "json":
-            fields = {
-                "time": at,
-                "level": record.levelname.lower(),
-                "logger": record.name,
-                "message": message,
-            }
-            return json.dumps({**fields, "error": error} if error else fields, ensure_ascii=False)
-        line = f"{at} {record.levelname:<7} {record.name.removeprefix('trainjob.')}: {message}"
-        return f"{line}\n{error}" if error else line
+        if self._form == "plain":
+            first = f"{time} {level:<7} {record.name.removeprefix('trainjob.')}: {message}"
+            return "\n".join([first, *parts])
+        line = {"time": time, "level": level.lower(), "logger": record.name, "message": message}
+        return json.dumps(line | ({"error": "\n".join(parts)} if parts else {}), ensure_ascii=False)
 
 
 def start_logging(form: LogFormat, stream: TextIO | None = None) -> None:
     """Send every log record to `stream`, stderr by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(Formatter(form))
+    handler.setFormatter(LineFormatter(form))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     logging.captureWarnings(capture=True)
     for logger, level in _LEVELS.items():
         logging.getLogger(logger).setLevel(level)
-
-
-_log = logging.getLogger(__name__)
 
 
 def _read_address(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, int]:
@@ -208,22 +199,22 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
     Raises:
         click.UsageError: options and environment don't fit together.
     """
-    own_namespace = environment.get("POD_NAMESPACE")
-    host, port = options["http_address"]
-    kubeconfig, election = options["kubeconfig"], None
+    kubeconfig, own_namespace = options["kubeconfig"], environment.get("POD_NAMESPACE")
     try:
         access = from_kubeconfig(kubeconfig, options["context"]) if kubeconfig is not None else in_cluster()
     except InvalidAccess as error:
         raise click.UsageError(str(error)) from error
-    lease_namespace = options["lease_namespace"] or own_namespace
+    namespace = options["lease_namespace"] or own_namespace
+    election = None
     if options["leader_elect"]:
-        if not lease_namespace:
+        if not namespace:
             raise click.UsageError("give --lease-namespace (or POD_NAMESPACE), or --no-leader-elect")
-        election = Election(namespace=lease_namespace, name=options["lease_name"])
+        election = Election(namespace, options["lease_name"])
     isolation = Isolation(own_namespace, options["extra_ingress"]) if options["network_policy"] else None
+    host, port = options["http_address"]
     return OperatorSettings(
         access=access,
-        key=KeyName(lease_namespace or access.namespace, options["agent_key"]),
+        key=KeyName(namespace or access.namespace, options["agent_key"]),
         identity=f"{environment.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         namespace=options["namespace"] or None,
         election=election,

@@ -44,43 +44,37 @@ class KeyName:
         return f"Secret {self.namespace}/{self.name}"
 
 
-class KeyStore:
-    """Reads the Secret, and creates it if it is missing.
+async def need_key(api: ApiClient, key_name: KeyName, backoff: Backoff | None = None) -> bytes:
+    """Return the key; create it if it is missing, and retry while the API server fails.
 
-    Args:
-        api: the API server.
-        key_name: the Secret.
-        backoff: the waits after consecutive failures.
+    Raises:
+        InvalidKey: the Secret exists, but holds no valid key.
     """
-
-    def __init__(self, api: ApiClient, key_name: KeyName, backoff: Backoff | None = None) -> None:
-        self._api = api
-        self._name = key_name
-        self._backoff = backoff or Backoff()
-
-    async def need(self) -> bytes:
-        """Return the key; create it if it is missing, and retry while the API server fails.
-
-        Raises:
-            InvalidKey: the Secret exists, but holds no valid key.
-        """
-        while True:
-            try:
-                return _key_of(await self._find_or_make(), self._name)
-            except (NotFound, AlreadyExists):
-                await asyncio.sleep(self._backoff.next())  # created or deleted just now: read again
-            except ClusterError as error:
-                wait = self._backoff.next(error.retry_after if isinstance(error, Unavailable) else None)
-                _log.warning("%s: %s; trying again in %.1f s", self._name, error, wait)
-                await asyncio.sleep(wait)
-
-    async def _find_or_make(self) -> Manifest:
+    backoff = backoff or Backoff()
+    while True:
         try:
-            return await self._api.get(SECRETS, self._name.namespace, self._name.name)
-        except NotFound:
-            made = await self._api.create(SECRETS, _build_secret(self._name))
-            _log.info("Made a new key for agents in %s", self._name)
-            return made
+            try:
+                secret = await api.get(SECRETS, key_name.namespace, key_name.name)
+            except NotFound:
+                secret = await api.create(SECRETS, _build_secret(key_name))
+                _log.info("Made a new key for agents in %s", key_name)
+            break
+        except (NotFound, AlreadyExists):
+            await asyncio.sleep(backoff.next())  # created or deleted just now: read again
+        except ClusterError as error:
+            wait = backoff.next(error.retry_after if isinstance(error, Unavailable) else None)
+            _log.warning("%s: %s; trying again in %.1f s", key_name, error, wait)
+            await asyncio.sleep(wait)
+    try:
+        key = base64.b64decode((secret.get("data") or {})[ENTRY], validate=True)
+    except (KeyError, TypeError, ValueError):
+        key = b""
+    if len(key) < KEY_BYTES:
+        raise InvalidKey(
+            f"{key_name} has no entry {ENTRY!r} of at least {KEY_BYTES} bytes: delete it and restart the "
+            "controller, which makes another one"
+        )
+    return key
 
 
 def _build_secret(key_name: KeyName) -> Manifest:
@@ -94,16 +88,3 @@ def _build_secret(key_name: KeyName) -> Manifest:
         "immutable": True,
         "data": {ENTRY: key},
     }
-
-
-def _key_of(secret: Manifest, key_name: KeyName) -> bytes:
-    try:
-        key = base64.b64decode((secret.get("data") or {})[ENTRY], validate=True)
-    except (KeyError, TypeError, ValueError):
-        key = b""
-    if len(key) < KEY_BYTES:
-        raise InvalidKey(
-            f"{key_name} has no entry {ENTRY!r} of at least {KEY_BYTES} bytes: delete it and restart the "
-            "controller, which makes another one"
-        )
-    return key

@@ -1,25 +1,32 @@
-"""Leader election of the controller's replicas: the decisions, the Lease, and the elector."""
+"""Leader election of the controller's replicas: the decisions, and the elector that carries them out.
+
+The rules are those of client-go's leader election. Clocks differ, so a replica never interprets another
+one's times; it measures with its own clock how long a Lease stays unchanged. The leader stops earlier: its
+deadline counts from before it sent its last renewal, the wait of the others from after they observed that
+renewal. So there are never two leaders, unless one clock runs `lease_seconds / renew_deadline` times as fast
+as another.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from trainjob.cluster import ClusterError, Manifest, NotFound
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import Resource
 
-# The decisions of the leader election, without a clock and without I/O.
-#
-# The rules are those of client-go's leader election. Clocks differ, so a replica never interprets another
-# one's times; it measures with its own clock how long a Lease stays unchanged. The leader stops
-# earlier: its deadline counts from before it sent its last renewal, the wait of the others from after they
-# observed that renewal. So there are never two leaders, unless one clock runs
-# `lease_seconds / renew_deadline` times as fast as another.
+_log = logging.getLogger(__name__)
+
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+
+ANSWER_SECONDS = 5.0
+"""The timeout of one request; two of them fit into a leader's deadline."""
+
+RELEASE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,15 @@ class LeaseDurations:
     lease_seconds: int = 15
     renew_deadline: float = 10.0
     retry_seconds: float = 2.0
+
+
+@dataclass(frozen=True)
+class Election:
+    """The Lease of an election, and its durations."""
+
+    namespace: str
+    name: str = "trainjob-controller"
+    durations: LeaseDurations = field(default_factory=LeaseDurations)
 
 
 @dataclass(frozen=True)
@@ -75,19 +91,14 @@ class Sighting:
 
 def see(lease: Lease | None, now: float, before: Sighting | None = None) -> Sighting:
     """Return the sighting that follows `before`; `now` is a time after the response arrived."""
-    if before is not None and _is_unchanged(before.lease, lease):
-        return replace(before, lease=lease)
+    if before is not None:
+        old = before.lease
+        if old is lease is None or (old and lease and replace(old, version=lease.version) == lease):
+            return replace(before, lease=lease)  # labels and the like don't count
     if lease is not None:
         return Sighting(lease, now, lease.seconds if lease.holder else 0.0)
     # The holder of a deleted Lease may lead until its deadline, as if the Lease still existed.
     return Sighting(None, now, before.closed_seconds if before is not None else 0.0)
-
-
-def _is_unchanged(before: Lease | None, lease: Lease | None) -> bool:
-    """Return whether the content of the Lease is unchanged; labels and the like don't count."""
-    if before is None or lease is None:
-        return before is lease
-    return replace(before, version="") == replace(lease, version="")
 
 
 def elect(sighting: Sighting, identity: str, now: float) -> float:
@@ -123,15 +134,15 @@ class Lost:
     why: str
 
 
-Step = Observe | Acquire | Wait | Lost
-
-
 class Candidacy:
-    """One replica's state in the election: returns the next step, and records its result.
+    """One replica's state in the election, without a clock and I/O: the next step, and the results of steps.
 
     Args:
         identity: the name of this process; no other process, not even a later one, may use it.
         durations: of the Lease.
+
+    Attributes:
+        leads_until: when the leadership ends unless it is renewed; None before it begins.
     """
 
     def __init__(self, identity: str, durations: LeaseDurations) -> None:
@@ -140,29 +151,27 @@ class Candidacy:
         self._sighting: Sighting | None = None
         self._is_current = False  # the sighting is the API server's state, as far as known
         self._next = float("-inf")
-        self._until: float | None = None
+        self.leads_until: float | None = None
 
-    def leads_until(self) -> float | None:
-        """Return the time at which the leadership ends unless it is renewed; None before it begins."""
-        return self._until
-
-    def step(self, now: float) -> Step:
+    def step(self, now: float) -> Observe | Acquire | Wait | Lost:
         """Return the next step."""
-        if self._until is not None:
-            if now >= self._until:
+        until, seen = self.leads_until, self._sighting if self._is_current else None
+        if until is not None:
+            if now >= until:
                 return Lost(f"no renewal for {self._durations.renew_deadline:g} s")
-            holder = self._sighting.lease.holder if self._sighting and self._sighting.lease else ""
-            if self._is_current and holder not in ("", self._identity):
+            holder = seen.lease.holder if seen and seen.lease else ""
+            if holder not in ("", self._identity):
                 return Lost(f"{holder} has taken it over")
         if now < self._next:
-            return Wait(min(self._next, self._until or self._next) - now)
-        if self._sighting is None or not self._is_current:
+            return Wait(min(self._next, until or self._next) - now)
+        if seen is None:
             return Observe()
-        wait = elect(self._sighting, self._identity, now)
+        wait = min(elect(seen, self._identity, now), self._durations.retry_seconds)
         if wait > 0:
-            self._await(now, wait)
+            self._is_current = False
+            self._next = now + wait
             return Wait(self._next - now)
-        return Acquire(self._sighting.lease)
+        return Acquire(seen.lease)
 
     def saw(self, lease: Lease | None, now: float) -> None:
         """Record the Lease that was read, or None; `now` is a time after the response arrived."""
@@ -171,101 +180,28 @@ class Candidacy:
 
     def claimed(self, lease: Lease, sent: float, now: float) -> None:
         """Record that the Lease written at `sent` is stored as `lease`."""
-        self._sighting = see(lease, now, self._sighting)
-        self._is_current = True
-        self._until = sent + self._durations.renew_deadline
+        self.saw(lease, now)
+        self.leads_until = sent + self._durations.renew_deadline
         self._next = sent + self._durations.retry_seconds
 
     def failed(self, now: float) -> None:
         """Record that a request failed, or that the Lease changed in between."""
         self._is_current = False
         # A leader retries faster, to make more attempts within `renew_deadline`.
-        self._next = now + self._durations.retry_seconds / (4 if self._until is not None else 1)
-
-    def _await(self, now: float, wait: float) -> None:
-        self._is_current = False
-        self._next = now + min(wait, self._durations.retry_seconds)
-
-
-# The Lease at the API server.
-
-
-LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
-
-
-class ApiLeases:
-    """A `Leases` at the API server.
-
-    Args:
-        api: the API server.
-        namespace: the namespace of the Lease.
-        name: the name of the Lease.
-    """
-
-    def __init__(self, api: ApiClient, namespace: str, name: str) -> None:
-        self._api = api
-        self._namespace = namespace
-        self._name = name
-
-    async def read(self) -> Manifest:
-        """See `Leases.read`."""
-        return await self._api.get(LEASES, self._namespace, self._name)
-
-    async def create(self, spec: Manifest) -> Manifest:
-        """See `Leases.create`."""
-        return await self._api.create(LEASES, self._manifest(spec))
-
-    async def replace(self, spec: Manifest, version: str) -> Manifest:
-        """See `Leases.replace`."""
-        return await self._api.replace(LEASES, self._manifest(spec, version))
-
-    def _manifest(self, spec: Manifest, version: str = "") -> Manifest:
-        meta = {"name": self._name, "namespace": self._namespace}
-        if version:
-            meta["resourceVersion"] = version
-        return {
-            "apiVersion": LEASES.api_version,
-            "kind": LEASES.kind,
-            "metadata": meta,
-            "spec": spec,
-        }
-
-
-# The elector.
-
-
-_log = logging.getLogger(__name__)
-
-ANSWER_SECONDS = 5.0
-"""The timeout of one request; two of them fit into a leader's deadline."""
-
-RELEASE_SECONDS = 2.0
+        self._next = now + self._durations.retry_seconds / (4 if self.leads_until is not None else 1)
 
 
 class LeaseLost(Exception):
     """Another replica is, or may be, the leader now."""
 
 
-class Leases(Protocol):
-    """The store of the Lease. Every method may raise `ClusterError`."""
-
-    async def read(self) -> Manifest:
-        """Return the Lease, or raise `NotFound`."""
-
-    async def create(self, spec: Manifest) -> Manifest:
-        """Create the Lease, and return it as stored."""
-
-    async def replace(self, spec: Manifest, version: str) -> Manifest:
-        """Replace the Lease of that resourceVersion, and return it as stored."""
-
-
 class Elector:
     """Takes part in the election, and reports when the leadership is won or lost.
 
     Args:
-        leases: the store of the Lease.
+        api: the API server with the Lease.
+        election: the Lease.
         identity: the name of this process; no other process, not even a later one, may use it.
-        durations: of the Lease.
         clock: returns seconds of a monotonic clock that includes the machine's sleep.
         wall: returns the time of day, for people who read the Lease.
 
@@ -276,25 +212,25 @@ class Elector:
 
     def __init__(
         self,
-        leases: Leases,
+        api: ApiClient,
+        election: Election,
         *,
         identity: str,
-        durations: LeaseDurations,
         clock: Callable[[], float],
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._leases = leases
+        self._api = api
+        self._election = election
         self._identity = identity
-        self._durations = durations
         self._clock = clock
         self._wall = wall
-        self._candidacy = Candidacy(identity, durations)
+        self._candidacy = Candidacy(identity, election.durations)
         self.won = asyncio.Event()
         self.transitions = 0
 
     def leads_until(self) -> float | None:
         """Return the time by `clock` at which the leadership ends unless renewed; None before it begins."""
-        return self._candidacy.leads_until()
+        return self._candidacy.leads_until
 
     async def run(self) -> None:
         """Acquire the Lease, then renew it, until cancelled.
@@ -315,21 +251,21 @@ class Elector:
 
     async def release(self) -> None:
         """Release the Lease, so that the next leader need not wait; call it after all work has stopped."""
-        if self._candidacy.leads_until() is None:
+        if self.leads_until() is None:
             return
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 # Read again: the last renewal may be stored although its response was lost.
-                held = read_lease(await self._leases.read())
-                if held.holder == self._identity:
-                    await self._leases.replace(self._spec(held, holder="", seconds=1), held.version)
+                held = await self._read()
+                if held is not None and held.holder == self._identity:
+                    await self._write(held, holder="", seconds=1)
         except (ClusterError, TimeoutError) as error:
             _log.warning("The lease could not be released (%s); the next leader waits until it ends", error)
         else:
             _log.info("Released the lease")
 
     async def _attempt(self, work: Awaitable[None]) -> None:
-        until = self._candidacy.leads_until()
+        until = self.leads_until()
         try:
             async with asyncio.timeout(min(ANSWER_SECONDS, (until or float("inf")) - self._clock())):
                 await work
@@ -339,37 +275,46 @@ class Elector:
             self._candidacy.failed(self._clock())
 
     async def _look(self) -> None:
-        try:
-            lease = read_lease(await self._leases.read())
-        except NotFound:
-            lease = None
-        self._candidacy.saw(lease, self._clock())
+        self._candidacy.saw(await self._read(), self._clock())
 
     async def _claim(self, instead_of: Lease | None) -> None:
         sent = self._clock()
-        spec = self._spec(instead_of, holder=self._identity, seconds=self._durations.lease_seconds)
-        if instead_of is None:
-            stored = await self._leases.create(spec)
-        else:
-            stored = await self._leases.replace(spec, instead_of.version)
-        lease = read_lease(stored)
+        seconds = self._election.durations.lease_seconds
+        lease = await self._write(instead_of, holder=self._identity, seconds=seconds)
         self._candidacy.claimed(lease, sent, self._clock())
         if not self.won.is_set():
             self.transitions = lease.transitions
             _log.info("%s leads from now on", self._identity)
             self.won.set()
 
-    def _spec(self, instead_of: Lease | None, *, holder: str, seconds: int) -> Manifest:
+    async def _read(self) -> Lease | None:
+        try:
+            return read_lease(await self._api.get(LEASES, self._election.namespace, self._election.name))
+        except NotFound:
+            return None
+
+    async def _write(self, instead_of: Lease | None, *, holder: str, seconds: int) -> Lease:
+        """Replace the Lease at its version, or create it if None, and return it as stored."""
         now = self._wall().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = instead_of or Lease(holder, 0)
         is_same = before.holder == holder
-        return {
-            "holderIdentity": holder,
-            "leaseDurationSeconds": seconds,
-            "acquireTime": before.acquired if is_same and before.acquired else now,
-            "renewTime": now,
-            "leaseTransitions": before.transitions + (holder != "" and not is_same),
+        metadata = {"name": self._election.name, "namespace": self._election.namespace}
+        lease: Manifest = {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": metadata,
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": seconds,
+                "acquireTime": before.acquired if is_same and before.acquired else now,
+                "renewTime": now,
+                "leaseTransitions": before.transitions + (holder != "" and not is_same),
+            },
         }
+        if instead_of is None:
+            return read_lease(await self._api.create(LEASES, lease))
+        metadata["resourceVersion"] = instead_of.version
+        return read_lease(await self._api.replace(LEASES, lease))
 
 
 def read_lease(manifest: Manifest) -> Lease:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -22,82 +22,84 @@ from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import allow_deep_objects
 from trainjob.controller import Controller
-from trainjob.controller.agent_key import InvalidKey, KeyStore
-from trainjob.controller.election import ANSWER_SECONDS, ApiLeases, Elector, LeaseLost
-from trainjob.controller.health import Check, Health, check_caches, check_key, check_watch, check_work, serve
+from trainjob.controller.agent_key import InvalidKey, need_key
+from trainjob.controller.election import ANSWER_SECONDS, Elector, LeaseLost
+from trainjob.controller.health import check_watch, check_work, serve
 from trainjob.controller.kopf_watch import JobWatch
 from trainjob.controller.metrics import Metrics
-from trainjob.controller.process_settings import ExitCode, OperatorSettings, leave_within
+from trainjob.controller.process_settings import ExitCode, OperatorSettings
 from trainjob.core.agent import job_token
 from trainjob.core.settings import Bundle
 
 _log = logging.getLogger(__name__)
 
-# The parts of a process: when one ends or a stop is requested, all stop in order.
+GRACE_SECONDS = 8.0
+"""How long stopping may take before the process exits anyway."""
 
-
-Part = asyncio.Task[None]
-
-
-def start(name: str, work: Coroutine[None, None, None]) -> Part:
-    """Start a part that runs until it is cancelled."""
-    return asyncio.create_task(work, name=name)
-
-
-async def first_end(parts: Collection[Part], stop: asyncio.Event) -> ExitCode:
-    """Wait for a stop request or the end of a part, and return the exit code."""
-    asked = asyncio.ensure_future(stop.wait())
-    try:
-        done, _ = await asyncio.wait({asked, *parts}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        asked.cancel()
-    ends = [_log_end(part) for part in parts if part in done]
-    return max(ends, default=ExitCode.STOPPED)
-
-
-async def cancel(*parts: Part) -> None:
-    """Cancel the parts and wait until they have ended; their exceptions are ignored."""
-    for part in parts:
-        part.cancel()
-    await asyncio.gather(*parts, return_exceptions=True)
-
-
-def _log_end(part: Part) -> ExitCode:
-    error = None if part.cancelled() else part.exception()
-    if isinstance(error, LeaseLost):
-        _log.error("The lease is lost: %s. Leaving, so that only one replica works", error)
-        return ExitCode.LEASE_LOST
-    if isinstance(error, InvalidKey):
-        _log.error("%s: stopping", error)
-        return ExitCode.FAILED
-    if error is None:
-        _log.error("%s has ended by itself: stopping", part.get_name())
-    else:
-        _log.error("%s has failed: stopping", part.get_name(), exc_info=error)
-    return ExitCode.FAILED
-
-
-# The guard, which ends the process when its lease has expired and the event loop hangs.
-
+LOST_GRACE_SECONDS = 2.0
+"""The same, once another replica may lead."""
 
 CHECK_SECONDS = 0.5
 
 SLACK_SECONDS = 1.0
 """Lets the event loop notice first; other replicas wait longer than this and the deadline together."""
 
+TRIM_SECONDS = 60.0
 
-def leave() -> None:
-    """End the process at once."""
-    _log.critical("The lease has ended and the event loop hangs: leaving")
+
+async def first_end(parts: Collection[asyncio.Task[None]], stop: asyncio.Event) -> ExitCode:
+    """Wait for a stop request or the end of a part, and return the exit code."""
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        done, _ = await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+    code = ExitCode.STOPPED
+    for part in parts:
+        if part not in done:
+            continue
+        code = max(code, ExitCode.FAILED)
+        match None if part.cancelled() else part.exception():
+            case LeaseLost() as error:
+                _log.error("The lease is lost: %s. Leaving, so that only one replica works", error)
+                code = ExitCode.LEASE_LOST
+            case InvalidKey() as error:
+                _log.error("%s: stopping", error)
+            case None:
+                _log.error("%s has ended by itself: stopping", part.get_name())
+            case error:
+                _log.error("%s has failed: stopping", part.get_name(), exc_info=error)
+    return code
+
+
+async def cancel(*parts: asyncio.Task[None]) -> None:
+    """Cancel the parts and wait until they have ended; their exceptions are ignored."""
+    for part in parts:
+        part.cancel()
+    await asyncio.gather(*parts, return_exceptions=True)
+
+
+def _leave(why: str, code: ExitCode) -> None:
+    _log.critical("%s: leaving with exit code %d", why, code)
     logging.shutdown()
-    os._exit(ExitCode.LEASE_LOST)
+    os._exit(code)
+
+
+def leave_within(seconds: float, code: ExitCode) -> threading.Timer:
+    """End the process after `seconds`, from a thread, because the event loop itself may hang."""
+    timer = threading.Timer(seconds, _leave, (f"Still not stopped after {seconds:g} s", code))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 @contextmanager
 def guarded(
-    until: Callable[[], float | None], clock: Callable[[], float], leave: Callable[[], None] = leave
+    until: Callable[[], float | None],
+    clock: Callable[[], float],
+    leave: Callable[[str, ExitCode], object] = _leave,
 ) -> Iterator[None]:
-    """Check the deadline in a thread while in the context.
+    """End the process when its lease has expired and the event loop hangs, by a thread, while in the context.
 
     Args:
         until: returns the time at which the leadership ends unless it is renewed; None before it begins.
@@ -110,27 +112,14 @@ def guarded(
         while not done.wait(CHECK_SECONDS):
             deadline = until()
             if deadline is not None and clock() > deadline + SLACK_SECONDS:
-                leave()
+                leave("The lease has ended and the event loop hangs", ExitCode.LEASE_LOST)
                 return
 
-    thread = threading.Thread(target=look, name="lease guard", daemon=True)
-    thread.start()
+    threading.Thread(target=look, name="lease guard", daemon=True).start()
     try:
         yield
     finally:
         done.set()
-
-
-# The memory of a process that lives for months: small while little is there, whatever has been there.
-
-
-TRIM_SECONDS = 60.0
-
-
-def spare_lasting_objects() -> None:
-    """Let full garbage collections pass over what is there now and stays: each takes up to 0.1 s."""
-    gc.collect()
-    gc.freeze()
 
 
 async def return_memory(seconds: float = TRIM_SECONDS) -> None:
@@ -140,16 +129,6 @@ async def return_memory(seconds: float = TRIM_SECONDS) -> None:
         await asyncio.sleep(seconds)
         forget_unpickled()
         trim(0)
-
-
-# The process: its parts, and the order in which they start and stop.
-
-
-GRACE_SECONDS = 8.0
-"""How long stopping may take before the process exits anyway."""
-
-LOST_GRACE_SECONDS = 2.0
-"""The same, once another replica may lead."""
 
 
 def clock() -> float:
@@ -182,6 +161,11 @@ class Operator:
         self._lease_api = ApiClient(
             settings.access, on_call=self._metrics.count_call, timeout=ANSWER_SECONDS, connections=2
         )
+        self._elector: Elector | None = None
+        if settings.election is not None:
+            self._elector = Elector(
+                self._lease_api, settings.election, identity=settings.identity, clock=clock
+            )
         self._cluster = KubeCluster(
             self._api,
             namespace=settings.namespace,
@@ -191,7 +175,7 @@ class Operator:
             use=settings.integrations,
         )
         self._bundle: Bundle | None = None
-        self._is_equipped = asyncio.Event()
+        self._has_bundle = asyncio.Event()
         self._jobs = JobWatch(
             settings.access,
             self._cluster.take_job_event,
@@ -203,7 +187,6 @@ class Operator:
             on_restart=lambda: self._metrics.count_restart(TRAINJOBS.plural),
             on_started=self._hear_signals,
         )
-        self._elector = self._build_elector()
         self._controller: Controller | None = None
         self._metrics.show_jobs(self._cluster.jobs)
 
@@ -216,18 +199,18 @@ class Operator:
         allow_deep_objects()
         self._hear_signals()
         self._metrics.show_tasks(lambda: len(asyncio.all_tasks()))
-        health = Health(live=self._check_alive, ready=self._check_ready)
-        page = serve(self._settings.host, self._settings.port, health, self._metrics)
+        host, port = self._settings.host, self._settings.port
+        page = serve(host, port, self._check_alive, self._check_ready, self._metrics)
         async with self._api, self._lease_api, page:
             return await self._run_parts()
 
     async def _run_parts(self) -> ExitCode:
-        work = start("The work loop", self._work())
-        election = start("The election", self._compete())
+        work = asyncio.create_task(self._work(), name="The work loop")
+        election = asyncio.create_task(self._compete(), name="The election")
         reading = (
-            start("The cache loop", self._cluster.run()),
-            start("The watch of TrainJobs", self._jobs.run()),
-            start("The return of memory", return_memory()),
+            asyncio.create_task(self._cluster.run(), name="The cache loop"),
+            asyncio.create_task(self._jobs.run(), name="The watch of TrainJobs"),
+            asyncio.create_task(return_memory(), name="The return of memory"),
         )
         try:
             code = await first_end((work, election, *reading), self._stop)
@@ -243,7 +226,7 @@ class Operator:
     async def _compete(self) -> None:
         # A replica must not lead before it can read from the API server and call agents.
         await self._cluster.synced()
-        await self._is_equipped.wait()
+        await self._has_bundle.wait()
         if self._elector is None:
             await asyncio.Event().wait()
         else:
@@ -251,9 +234,12 @@ class Operator:
                 await self._elector.run()
 
     async def _work(self) -> None:
-        bundle = await self._need_bundle()
+        self._bundle = bundle = Bundle(build_bundle(), await need_key(self._api, self._settings.key))
+        self._has_bundle.set()
         await self._cluster.synced()
-        spare_lasting_objects()
+        # Full garbage collections, each of up to 0.1 s, pass over what is there now and stays.
+        gc.collect()
+        gc.freeze()
         if self._elector is not None:
             _log.info("All caches are filled; waiting for the lease")
             await self._elector.won.wait()
@@ -282,41 +268,32 @@ class Operator:
             group.create_task(controller.run())
             group.create_task(self._cluster.collect_programs(bundle))
 
-    async def _need_bundle(self) -> Bundle:
-        key = await KeyStore(self._api, self._settings.key).need()
-        self._bundle = Bundle(build_bundle(), key)
-        self._is_equipped.set()
-        return self._bundle
-
     def _token_of(self, uid: str) -> str:
         if self._bundle is None:
             raise RuntimeError("agents are asked before the key is known")
         return job_token(self._bundle.key, uid)
-
-    def _build_elector(self) -> Elector | None:
-        election = self._settings.election
-        if election is None:
-            return None
-        leases = ApiLeases(self._lease_api, election.namespace, election.name)
-        return Elector(leases, identity=self._settings.identity, durations=election.durations, clock=clock)
 
     async def _is_served(self) -> None:
         """Return once TrainJobs can be listed: kopf looks for their kind only when it starts."""
         await self._cluster.synced()
         await self._api.list(TRAINJOBS, self._settings.namespace, limit=1, metadata_only=True)
 
-    def _check_alive(self) -> list[Check]:
+    def _check_alive(self) -> dict[str, str]:
         patience = 3 * self._settings.timeouts.inactivity
-        silent = self._cluster.health().silent
-        return [
-            *(check_watch(resource, seconds, patience) for resource, seconds in silent.items()),
-            check_watch(TRAINJOBS.plural, self._jobs.silent_seconds(), 2 * self._jobs.patience_seconds),
-            check_work(self._controller.load() if self._controller is not None else None),
-        ]
+        watches = self._cluster.health().silent.items()
+        return {
+            **{resource: check_watch(seconds, patience) for resource, seconds in watches},
+            TRAINJOBS.plural: check_watch(self._jobs.silent_seconds(), 2 * self._jobs.patience_seconds),
+            "work": check_work(self._controller.load() if self._controller is not None else None),
+        }
 
-    def _check_ready(self) -> list[Check]:
-        stopping = Check("process", "stopping" if self._stop.is_set() else "")
-        return [check_caches(self._cluster.health().synced), check_key(self._is_equipped.is_set()), stopping]
+    def _check_ready(self) -> dict[str, str]:
+        return {
+            "caches": "" if self._cluster.health().synced else "not filled for the first time yet",
+            # Without it agents get no tokens and can't be called.
+            "agent key": "" if self._has_bundle.is_set() else "not read yet",
+            "process": "stopping" if self._stop.is_set() else "",
+        }
 
     def _hear_signals(self) -> None:
         loop = asyncio.get_running_loop()

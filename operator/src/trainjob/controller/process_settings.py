@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyName
-from trainjob.controller.election import LeaseDurations
+from trainjob.controller.election import Election
 from trainjob.core.settings import Settings
-
-# The exit codes of `trainjob controller`, besides click's 2 for wrong options.
-
-
-_log = logging.getLogger(__name__)
 
 
 class ExitCode(IntEnum):
-    """Why the process ended."""
+    """Why the process ended, besides click's 2 for wrong options."""
 
     STOPPED = 0
     """A stop was requested."""
@@ -31,38 +23,6 @@ class ExitCode(IntEnum):
 
     LEASE_LOST = 3
     """Another replica leads, or may lead."""
-
-
-def leave_within(seconds: float, code: ExitCode) -> threading.Timer:
-    """End the process after `seconds`, from a thread, because the event loop itself may hang."""
-
-    def leave() -> None:
-        _log.critical("Still not stopped after %g s: leaving with exit code %d", seconds, code)
-        logging.shutdown()
-        os._exit(code)
-
-    timer = threading.Timer(seconds, leave)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-# The settings of one process.
-
-
-@dataclass(frozen=True)
-class Election:
-    """The leader election.
-
-    Attributes:
-        namespace: the namespace of the Lease.
-        name: the name of the Lease.
-        durations: the durations of the Lease.
-    """
-
-    namespace: str
-    name: str = "trainjob-controller"
-    durations: LeaseDurations = field(default_factory=LeaseDurations)
 
 
 @dataclass(frozen=True)
