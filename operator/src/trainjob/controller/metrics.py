@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from itertools import islice
@@ -34,8 +35,9 @@ from trainjob.core.observed import Observed
 from trainjob.core.progress import WAITING_FOR_STORAGE
 from trainjob.core.transitions import RESIZED, START_TIMEOUT
 
-# Metrics of each job, read from its status at every scrape: no restart of the controller changes them.
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, of no use here
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 STATES = (
     *("New", "Queued", "Pending", "Running", "Restarting", WAITING_FOR_STORAGE, "Suspended", "Evaluating"),
@@ -43,151 +45,115 @@ STATES = (
 )
 """Every state; `New` is that of a job without a status."""
 
-_NAME = ("namespace", "name")
+_TRAINS = ("Running", "Restarting", WAITING_FOR_STORAGE)
 _RESTARTS = ("counted", "notCounted", "reset")
 _SPENT = ("starting", "training", "restarting", "evaluating", "suspended", "queued")
+_RESTART_CAUSES = ("failure", "resize", "start timeout")
 
-
-class JobsByState(Collector):
-    """Counts jobs at every scrape: a stored count could drift from the jobs."""
-
-    def __init__(self) -> None:
-        # An alert needs the state's series before its first job.
-        self._tally = Tally(dict.fromkeys(STATES, 0))
-
-    def count(self, jobs: Iterable[Manifest]) -> None:
-        """Count these jobs, too."""
-        self._tally.update(_status(job).get("state") or "New" for job in jobs)
-
-    def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
-        family = GaugeMetricFamily(
-            "trainjob_jobs", "Jobs by what `kubectl get tj` calls their state.", labels=("state",)
-        )
-        for state in sorted(self._tally):
-            family.add_metric((state,), self._tally[state])
-        yield family
-
-
-class JobFigures(Collector):
-    """Progress, restarts and time spent of jobs."""
-
-    def __init__(self, jobs: Iterable[Manifest]) -> None:
-        self._jobs = jobs
-
-    def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
-        step = GaugeMetricFamily("trainjob_job_step", "Steps done.", labels=_NAME)
-        speed = GaugeMetricFamily(
-            "trainjob_job_examples_per_second", "Examples a second of all workers together.", labels=_NAME
-        )
-        lost = GaugeMetricFamily("trainjob_job_steps_lost", "Steps that had to be done again.", labels=_NAME)
-        slow = GaugeMetricFamily(
-            "trainjob_job_stragglers", "Replicas that all others wait for in every step.", labels=_NAME
-        )
-        restarts = GaugeMetricFamily(
-            "trainjob_job_restarts", "Restarts by how they count.", labels=(*_NAME, "kind")
-        )
-        spent = GaugeMetricFamily(
-            "trainjob_job_spent_seconds",
-            "Where the time went, up to the latest change of the job's state.",
-            labels=(*_NAME, "on"),
-        )
-        for job in self._jobs:
-            name = (job["metadata"].get("namespace", ""), job["metadata"]["name"])
-            status = _status(job)
-            progress, counts = _part(status, "progress"), _part(status, "restarts")
-            _add(step, name, progress.get("step"))
-            _add(speed, name, progress.get("examplesPerSecond"))
-            _add(lost, name, counts.get("stepsLost"))
-            if progress:
-                _add(slow, name, len(status.get("stragglers") or ()))
-            for kind in _RESTARTS:
-                _add(restarts, (*name, kind), counts.get(kind))
-            for kind in _SPENT:
-                _add(spent, (*name, kind), _part(status, "stateSeconds").get(kind))
-        yield from (step, speed, lost, slow, restarts, spent)
-
-
-class JobTimes(Collector):
-    """Times of those jobs that haven't finished."""
-
-    def __init__(self, jobs: Iterable[Manifest], clock: Callable[[], float]) -> None:
-        self._jobs = jobs
-        self._clock = clock
-
-    def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
-        queue = GaugeMetricFamily(
-            "trainjob_job_queue_seconds",
-            "Time from the job's creation until it was started; it grows until then.",
-            labels=_NAME,
-        )
-        state = GaugeMetricFamily(
-            "trainjob_job_state_seconds", "Time in the present state.", labels=(*_NAME, "state")
-        )
-        first = GaugeMetricFamily(
-            "trainjob_job_first_step_seconds", "Time from the job's start to its first step.", labels=_NAME
-        )
-        unsaved = GaugeMetricFamily(
-            "trainjob_job_checkpoint_age_seconds",
-            "Age of the newest checkpoint of a job that trains; before the first one, since its start.",
-            labels=_NAME,
-        )
-        now = self._clock()
-        for job in self._jobs:
-            status = _status(job)
-            if status.get("completionTime"):
-                continue
-            name = (job["metadata"].get("namespace", ""), job["metadata"]["name"])
-            created = _seconds(job["metadata"].get("creationTimestamp"))
-            started = _seconds(status.get("startTime"))
-            changed = _seconds(_part(status, "stateSeconds").get("since"))
-            saved = _seconds(_part(status, "output").get("checkpointTime"))
-            word = status.get("state") or "New"
-            _add(queue, name, _between(created, started or now))
-            _add(state, (*name, word), _between(changed or created, now))
-            _add(first, name, _between(started, _seconds(status.get("firstStepTime"))))
-            if word in ("Running", "Restarting", WAITING_FOR_STORAGE) and "step" in _part(status, "progress"):
-                _add(unsaved, name, _between(saved or started, now))
-        yield from (queue, state, first, unsaved)
-
+_RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_AGENT_CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0)
+_JOB_BUCKETS = (1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800, 3600, 14400)
+"""From a restart in place to hours in a queue."""
 
 JOBS_AT_ONCE = 50
 """Some 5 ms: with all of 10,000 jobs at once, no lease is renewed for a second, and 45 MiB are in use."""
 
 
+@dataclass(frozen=True)
+class _Families(Collector):
+    """What is rendered: families of metrics."""
+
+    families: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        return self.families
+
+
 async def render_jobs(jobs: Iterable[Manifest], clock: Callable[[], float]) -> bytes:
     """Return the metrics of jobs in Prometheus' text format; other tasks run in between.
+
+    They are read from the jobs' statuses at every scrape: no restart of the controller changes them.
 
     Args:
         jobs: read once.
         clock: returns Unix seconds.
     """
-    states, left = JobsByState(), iter(jobs)
-    families: dict[bytes, bytearray] = {}  # the samples, by the lines that describe them
+    tally, left = (
+        Tally(dict.fromkeys(STATES, 0)),
+        iter(jobs),
+    )  # an alert needs the series before the first job
+    samples_of: dict[bytes, bytearray] = {}  # by the lines that describe them
     while True:
         some = list(islice(left, JOBS_AT_ONCE))
-        states.count(some)
-        page = _render(JobFigures(some), JobTimes(some, clock))
+        tally.update(_status(job).get("state") or "New" for job in some)
+        page = generate_latest(_Families(_families_of(some, clock())))
         for block in (b"\n" + page).split(b"\n# HELP ")[1:]:
             text, _, rest = block.partition(b"\n")
             kind, _, samples = rest.rstrip(b"\n").partition(b"\n")
-            family = families.setdefault(b"# HELP %b\n%b\n" % (text, kind), bytearray())
+            family = samples_of.setdefault(b"# HELP %b\n%b\n" % (text, kind), bytearray())
             family += samples + b"\n" if samples else b""
         if not some:
-            return b"".join([_render(states), *(each for family in families.items() for each in family)])
+            break
         await asyncio.sleep(0)
+    states = GaugeMetricFamily(
+        "trainjob_jobs", "Jobs by what `kubectl get tj` calls their state.", labels=("state",)
+    )
+    for state in sorted(tally):
+        states.add_metric((state,), tally[state])
+    first = generate_latest(_Families([states]))
+    return b"".join([first, *(each for family in samples_of.items() for each in family)])
 
 
-def _render(*collectors: Collector) -> bytes:
-    registry = CollectorRegistry()
-    for collector in collectors:
-        registry.register(collector)
-    return generate_latest(registry)
+def _families_of(jobs: Iterable[Manifest], now: float) -> list[Metric]:
+    """Return what is known of each job; times only of those that haven't finished."""
+    families: list[Metric] = []
+
+    def family(name: str, text: str, *label: str) -> GaugeMetricFamily:
+        made = GaugeMetricFamily(f"trainjob_job_{name}", text, labels=("namespace", "name", *label))
+        families.append(made)
+        return made
+
+    step = family("step", "Steps done.")
+    speed = family("examples_per_second", "Examples a second of all workers together.")
+    lost = family("steps_lost", "Steps that had to be done again.")
+    slow = family("stragglers", "Replicas that all others wait for in every step.")
+    restarts = family("restarts", "Restarts by how they count.", "kind")
+    spent = family("spent_seconds", "Where the time went, up to the latest change of the job's state.", "on")
+    queue = family("queue_seconds", "Time from the job's creation until it was started; it grows until then.")
+    state = family("state_seconds", "Time in the present state.", "state")
+    first = family("first_step_seconds", "Time from the job's start to its first step.")
+    unsaved = family(
+        "checkpoint_age_seconds",
+        "Age of the newest checkpoint of a job that trains; before the first one, since its start.",
+    )
+    for job in jobs:
+        metadata, status = job["metadata"], _status(job)
+        name = (metadata.get("namespace", ""), metadata["name"])
+        progress, counts = status.get("progress") or {}, status.get("restarts") or {}
+        seconds = status.get("stateSeconds") or {}
+        _add(step, name, progress.get("step"))
+        _add(speed, name, progress.get("examplesPerSecond"))
+        _add(lost, name, counts.get("stepsLost"))
+        if progress:
+            _add(slow, name, len(status.get("stragglers") or ()))
+        for kind in _RESTARTS:
+            _add(restarts, (*name, kind), counts.get(kind))
+        for kind in _SPENT:
+            _add(spent, (*name, kind), seconds.get(kind))
+        if status.get("completionTime"):
+            continue
+        created, started = _time(metadata.get("creationTimestamp")), _time(status.get("startTime"))
+        saved = _time((status.get("output") or {}).get("checkpointTime"))
+        word = status.get("state") or "New"
+        _add(queue, name, _between(created, started or now))
+        _add(state, (*name, word), _between(_time(seconds.get("since")) or created, now))
+        _add(first, name, _between(started, _time(status.get("firstStepTime"))))
+        if word in _TRAINS and "step" in progress:
+            _add(unsaved, name, _between(saved or started, now))
+    return families
 
 
-def _seconds(timestamp: object) -> float | None:
+def _time(timestamp: object) -> float | None:
     try:
         return datetime.fromisoformat(timestamp).timestamp() if isinstance(timestamp, str) else None
     except ValueError:  # damaged by a manual edit: the other jobs' figures must not go with it
@@ -207,27 +173,6 @@ def _status(job: Manifest) -> Mapping[str, Any]:
     return job.get("status") or {}
 
 
-def _part(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return status.get(name) or {}
-
-
-# The metrics of one process.
-
-
-_RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-_JOB_BUCKETS = (1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800, 3600, 14400)
-"""From a restart in place to hours in a queue."""
-
-_RESTART_CAUSES = ("failure", "resize", "start timeout")
-
-_AGENT_CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0)
-
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, of no use here
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
 class Metrics:
     """The metrics of one process, in their own registry.
 
@@ -242,88 +187,74 @@ class Metrics:
         self._clock = clock
         self._jobs: Callable[[], Iterable[Manifest]] | None = None
         self._rendering: asyncio.Future[bytes] | None = None
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        self._add_metrics_of_the_process()
-        self._add_metrics_of_calls()
-        self._add_metrics_of_changes()
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
 
-    def _add_metrics_of_the_process(self) -> None:
+        def counter(name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+            made = Counter(name, text, (label,), registry=registry)
+            for value in values:
+                made.labels(value)
+            return made
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *label: str) -> Histogram:
+            return Histogram(name, text, label, buckets=buckets, registry=registry)
+
         build = Gauge(
-            "trainjob_build_info", "The version of the controller.", ("version",), registry=self._registry
+            "trainjob_build_info", "The version of the controller.", ("version",), registry=registry
         )
         build.labels(version("trainjob")).set(1)
-        self._leader = Gauge(
-            "trainjob_leader", "Whether this replica is the one at work.", registry=self._registry
+        self._leader = Gauge("trainjob_leader", "Whether this replica is the one at work.", registry=registry)
+        self._tasks = Gauge("trainjob_tasks", "Tasks of the event loop.", registry=registry)
+        self._depth = Gauge("trainjob_queue_depth", "Jobs that wait for a worker.", registry=registry)
+        self._wait = histogram(
+            "trainjob_queue_seconds", "Time that a job waited for a worker.", _RECONCILE_BUCKETS
         )
-        self._tasks = Gauge("trainjob_tasks", "Tasks of the event loop.", registry=self._registry)
-        self._depth = Gauge("trainjob_queue_depth", "Jobs that wait for a worker.", registry=self._registry)
-        self._wait = Histogram(
-            "trainjob_queue_seconds",
-            "Time that a job waited for a worker.",
-            buckets=_RECONCILE_BUCKETS,
-            registry=self._registry,
-        )
-        self._reconcile = Histogram(
+        self._reconcile = histogram(
             "trainjob_reconcile_seconds",
             "Time of one pass over one job, from look to last write.",
-            buckets=_RECONCILE_BUCKETS,
-            registry=self._registry,
+            _RECONCILE_BUCKETS,
         )
-
-    def _add_metrics_of_calls(self) -> None:
         self._requests = Counter(
             "trainjob_api_requests",
             "Requests to the API server; code 0 is no answer.",
             ("verb", "resource", "code"),
-            registry=self._registry,
+            registry=registry,
         )
-        self._restarts = Counter(
+        self._restarts = counter(
             "trainjob_watch_restarts",
             "Watches that ended before their time.",
-            ("resource",),
-            registry=self._registry,
+            "resource",
+            (resource.plural for resource in (TRAINJOBS, *DEPENDENTS)),
         )
-        for resource in (TRAINJOBS, *DEPENDENTS):
-            self._restarts.labels(resource.plural)
-        self._agent_calls = Counter(
+        self._agent_calls = counter(
             "trainjob_agent_calls",
             "Calls to the jobs' agents: answered, unreachable, or refused by what isn't one of ours.",
-            ("outcome",),
-            registry=self._registry,
+            "outcome",
+            get_args(Outcome),
         )
-        for outcome in get_args(Outcome):
-            self._agent_calls.labels(outcome)
-        self._agent_seconds = Histogram(
+        self._agent_seconds = histogram(
             "trainjob_agent_call_seconds",
             "Time of one call to an agent that answered.",
-            buckets=_AGENT_CALL_BUCKETS,
-            registry=self._registry,
+            _AGENT_CALL_BUCKETS,
         )
-
-    def _add_metrics_of_changes(self) -> None:
-        self._admission = self._histogram_of_jobs(
-            "trainjob_admission_seconds", "Time from a job's creation until it was started."
+        self._admission = histogram(
+            "trainjob_admission_seconds", "Time from a job's creation until it was started.", _JOB_BUCKETS
         )
-        self._first_step = self._histogram_of_jobs(
-            "trainjob_first_step_seconds", "Time from a job's start to its first step."
+        self._first_step = histogram(
+            "trainjob_first_step_seconds", "Time from a job's start to its first step.", _JOB_BUCKETS
         )
-        self._training_again = self._histogram_of_jobs(
+        self._training_again = histogram(
             "trainjob_restart_seconds",
             "Time from the end of training until all replicas train again.",
-            ("after",),
+            _JOB_BUCKETS,
+            "after",
         )
         for cause in _RESTART_CAUSES:
             self._training_again.labels(cause)
-        self._finished = Counter(
-            "trainjob_jobs_finished", "Jobs that have finished.", ("state",), registry=self._registry
+        self._finished = counter(
+            "trainjob_jobs_finished", "Jobs that have finished.", "state", ("Complete", "Failed")
         )
-        for state in ("Complete", "Failed"):
-            self._finished.labels(state)
-
-    def _histogram_of_jobs(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Histogram:
-        return Histogram(name, text, labels, buckets=_JOB_BUCKETS, registry=self._registry)
 
     def count_call(self, call: Call) -> None:
         """Count a request to the API server."""
@@ -361,7 +292,10 @@ class Metrics:
         if (before.state, status.state) == ("Restarting", "Running"):
             begin, end = before.state_seconds.since, status.state_seconds.since
             if begin is not None and end is not None:
-                self._training_again.labels(_restart_cause(before)).observe(_length(begin, end))
+                condition = find_condition(before, RESTARTING)
+                causes = {RESIZED: "resize", START_TIMEOUT: "start timeout"}
+                cause = causes.get(condition.reason, "failure") if condition is not None else "failure"
+                self._training_again.labels(cause).observe(_length(begin, end))
         if before.completion_time is None and status.completion_time is not None and status.state:
             self._finished.labels(status.state).inc()
 
@@ -394,12 +328,6 @@ class Metrics:
     async def _render(self) -> bytes:
         of_process = generate_latest(self._registry)
         return of_process if self._jobs is None else of_process + await render_jobs(self._jobs(), self._clock)
-
-
-def _restart_cause(status: TrainJobStatus) -> str:
-    condition = find_condition(status, RESTARTING)
-    reason = condition.reason if condition is not None else ""
-    return {RESIZED: "resize", START_TIMEOUT: "start timeout"}.get(reason, "failure")
 
 
 def _length(begin: datetime, end: datetime) -> float:
