@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from trainjob.api import TrainJobStatus
 from trainjob.cluster import (
@@ -28,11 +27,6 @@ from trainjob.core.settings import Settings
 from trainjob.core.wording import quoted
 
 _log = logging.getLogger(__name__)
-
-
-def utc_now() -> datetime:
-    """Return the current time, timezone-aware."""
-    return datetime.now(UTC)
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,7 @@ class Controller:
         self,
         cluster: Cluster,
         *,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         workers: int = 4,
         settings: Settings | None = None,
         on_reconciled: Callable[[JobKey, float], None] = ignore,
@@ -116,37 +110,36 @@ class Controller:
             LookupError: the job doesn't exist.
         """
         self._queue.add(key)
+        changed = asyncio.Event()
+        self._cluster.watch(lambda _: changed.set())
         running = asyncio.ensure_future(self.run())
+        running.add_done_callback(lambda _: changed.set())
         try:
-            return await self._finished(key, running)
+            while True:
+                if running.done():
+                    running.result()
+                snapshot = await self._cluster.observe(key)
+                if snapshot is None:
+                    raise LookupError(f"the job {key} is gone")
+                status = TrainJobStatus.model_validate(snapshot.job.get("status") or {})
+                if is_finished(status):
+                    return status
+                await changed.wait()
+                changed.clear()
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    async def _finished(self, key: JobKey, running: asyncio.Future[None]) -> TrainJobStatus:
-        changed = asyncio.Event()
-        self._cluster.watch(lambda _: changed.set())
-        while True:
-            snapshot = await self._cluster.observe(key)
-            if snapshot is None:
-                raise LookupError(f"the job {key} is gone")
-            status = TrainJobStatus.model_validate(snapshot.job.get("status") or {})
-            if is_finished(status):
-                return status
-            waiting = asyncio.ensure_future(changed.wait())
-            both: set[asyncio.Future[Any]] = {waiting, running}
-            try:
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiting.cancel()
-            if running.done():
-                running.result()
-            changed.clear()
-
     async def _work(self) -> None:
         time = asyncio.get_running_loop().time
         while True:
-            key = await self._next()
+            self._wakeup.clear()
+            key = self._queue.take()
+            if key is None:
+                await happens_within(self._wakeup, self._queue.next_due())
+                continue
+            if len(self._queue):
+                self._wakeup.set()  # wakes another worker
             began = self._began[key] = self._taken_at = time()
             try:
                 await self._reconcile(key)
@@ -157,16 +150,6 @@ class Controller:
             # A pass over a finished job waits for nothing: ten thousand of them, one after the other, would
             # keep the loop from renewing the lease.
             await asyncio.sleep(0)
-
-    async def _next(self) -> JobKey:
-        while True:
-            self._wakeup.clear()
-            key = self._queue.take()
-            if key is not None:
-                if len(self._queue):
-                    self._wakeup.set()  # wakes another worker
-                return key
-            await happens_within(self._wakeup, self._queue.next_due())
 
     async def _reconcile(self, key: JobKey) -> None:
         """Reconcile one job; its failure affects no other job."""

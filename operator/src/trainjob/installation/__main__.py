@@ -18,7 +18,7 @@ from trainjob.api.constants import API_VERSION, KIND, TRAINER_CONTAINER
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
 from trainjob.cluster.kube.resources import TRAINJOBS
-from trainjob.cluster.protocol import ClusterError, Manifest
+from trainjob.cluster.protocol import ClusterError
 from trainjob.installation.crd_update import InstallationFailed, install_crd
 
 _REQUEST_SECONDS = 10.0
@@ -45,14 +45,19 @@ async def check_ready(url: str, *, say: Callable[[str], None], patience_seconds:
     Raises:
         InstallationFailed: it isn't ready in time; the message has its last response.
     """
-    answer: str | None = "no answer"
+    answer = "no answer"
     limits = aiohttp.ClientTimeout(total=_REQUEST_SECONDS)
     try:
         async with asyncio.timeout(patience_seconds), aiohttp.ClientSession(timeout=limits) as session:
             while True:
-                answer = await _complaint(session, url)
-                if answer is None:
-                    break
+                try:
+                    async with session.get(url) as response:
+                        if response.ok:
+                            break
+                        text = (await response.content.read(_LONGEST_ANSWER)).decode(errors="replace")
+                        answer = f"{response.status} {text}"
+                except (aiohttp.ClientError, OSError) as error:
+                    answer = str(error) or type(error).__name__
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         raise InstallationFailed(f"{url} is not ready: {answer}") from None
@@ -73,17 +78,6 @@ async def check_api(api: ApiClient, namespace: str, *, say: Callable[[str], None
     say(f"the API server accepts TrainJobs in {namespace}")
 
 
-async def _complaint(session: aiohttp.ClientSession, url: str) -> str | None:
-    try:
-        async with session.get(url) as response:
-            if response.ok:
-                return None
-            text = (await response.content.read(_LONGEST_ANSWER)).decode(errors="replace")
-            return f"{response.status} {text}"
-    except (aiohttp.ClientError, OSError) as error:
-        return str(error) or type(error).__name__
-
-
 @click.group()
 @click.option(
     "--kubeconfig", type=click.Path(path_type=Path), help="Outside of a pod: where the API server is."
@@ -102,7 +96,13 @@ def main(context: click.Context, kubeconfig: Path | None) -> None:
 @click.pass_obj
 def crd(access: Access, file: Path) -> None:
     """Bring the CRD in the cluster to that of FILE, unless it is newer already."""
-    _run(_install(access, yaml.safe_load(file.read_text(encoding="utf-8"))))
+    manifest = yaml.safe_load(file.read_text(encoding="utf-8"))
+
+    async def install() -> None:
+        async with ApiClient(access, connections=1) as api:
+            await install_crd(api, manifest, say=click.echo)
+
+    _run(install())
 
 
 @main.command()
@@ -111,18 +111,13 @@ def crd(access: Access, file: Path) -> None:
 @click.pass_obj
 def check(access: Access, url: str, namespace: str) -> None:
     """Exit with 0 if the controller is ready and the API server accepts TrainJobs."""
-    _run(_check(access, url, namespace))
 
+    async def check_both() -> None:
+        await check_ready(url, say=click.echo)
+        async with ApiClient(access, connections=1) as api:
+            await check_api(api, namespace, say=click.echo)
 
-async def _install(access: Access, wanted: Manifest) -> None:
-    async with ApiClient(access, connections=1) as api:
-        await install_crd(api, wanted, say=click.echo)
-
-
-async def _check(access: Access, url: str, namespace: str) -> None:
-    await check_ready(url, say=click.echo)
-    async with ApiClient(access, connections=1) as api:
-        await check_api(api, namespace, say=click.echo)
+    _run(check_both())
 
 
 def _run(work: Coroutine[None, None, None]) -> None:

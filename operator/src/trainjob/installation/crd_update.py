@@ -1,23 +1,21 @@
-"""The update of the CRD in the cluster, which never downgrades it."""
+"""The update of the CRD in the cluster, which never downgrades it.
+
+Helm can't do it: a rollback to a release applies that release's CRD again, and an older schema drops the
+newer fields of every job that is written afterwards.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from trainjob.api.constants import GROUP
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import Resource
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound
 
-
-class InstallationFailed(Exception):
-    """The installation failed; the message says why."""
-
-
-# The order of releases.
-
+CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
 
 VERSION_ANNOTATION = f"{GROUP}/version"
 """Annotation of the CRD with its release."""
@@ -30,6 +28,11 @@ UNKNOWN: Release = (0, 0, 0, 0, 0)
 _FORM = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:-?(a|alpha|b|beta|rc)\.?(\d+))?")
 _STAGES = {"a": 1, "alpha": 1, "b": 2, "beta": 2, "rc": 3}
 _FINAL = 4
+_POLL_SECONDS = 0.2
+
+
+class InstallationFailed(Exception):
+    """The installation failed; the message says why."""
 
 
 def read_release(text: str | None) -> Release:
@@ -44,30 +47,21 @@ def read_release(text: str | None) -> Release:
     return int(major), int(minor), int(patch), _STAGES.get(stage, _FINAL), int(number or 0)
 
 
-# The update of the CRD in the cluster.
-#
-# Helm can't do it: a rollback to a release applies that release's CRD again, and an older schema drops the
-# newer fields of every job that is written afterwards.
-
-
-CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
-
-_POLL_SECONDS = 0.2
-
-
 async def install_crd(
-    api: ApiClient, wanted: Manifest, *, say: Callable[[str], None], patience_seconds: float = 60
+    api: ApiClient, crd: Manifest, *, say: Callable[[str], None], patience_seconds: float = 60
 ) -> None:
-    """Create `wanted`, or replace a CRD that isn't newer, and wait until it is served.
+    """Create the CRD, or replace one that isn't newer, and wait until it is served.
 
     Raises:
         InstallationFailed: the API server refuses it, can't be reached, or doesn't serve it in time.
     """
-    name = _name(wanted)
+    name = crd["metadata"]["name"]
     try:
         async with asyncio.timeout(patience_seconds):
-            await _repeat(lambda: _put(api, wanted, say))
-            await _repeat(lambda: _is_served(api, name))
+            while not await _put(api, crd, say):  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(_POLL_SECONDS)
+            while not _is_served(await _read(api, name)):  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         raise InstallationFailed(
             f"{name} is not served after {patience_seconds:g} s: see its conditions"
@@ -76,55 +70,29 @@ async def install_crd(
         raise InstallationFailed(f"{name}: {error}") from error
 
 
-def is_downgrade(live: Manifest, wanted: Manifest) -> bool:
-    """Return whether `live` is from a newer release than `wanted`."""
-    return read_release(_version(live)) > read_release(_version(wanted))
-
-
-def replacement(live: Manifest, wanted: Manifest) -> Manifest:
-    """Return `wanted` with the metadata that others have written to `live`."""
-    metadata, ours = live["metadata"], wanted["metadata"]
-    kept = ("name", "uid", "resourceVersion", "finalizers", "ownerReferences")
-    return wanted | {
-        "metadata": {
+async def _put(api: ApiClient, crd: Manifest, say: Callable[[str], None]) -> bool:
+    """Return False if the CRD was changed concurrently and must be read again."""
+    ours = crd["metadata"]
+    name, version = ours["name"], ours.get("annotations", {}).get(VERSION_ANNOTATION)
+    live = await _read(api, name)
+    try:
+        if live is None:
+            await api.create(CRDS, crd)
+            say(f"created {name} of version {version}")
+            return True
+        metadata = live["metadata"]
+        present = metadata.get("annotations", {}).get(VERSION_ANNOTATION)
+        if read_release(present) > read_release(version):
+            say(f"left {name} alone: it is of version {present}, newer than {version}")
+            return True
+        kept = ("name", "uid", "resourceVersion", "finalizers", "ownerReferences")
+        merged = {
             **{key: metadata[key] for key in kept if key in metadata},
             "labels": metadata.get("labels", {}) | ours.get("labels", {}),
             "annotations": metadata.get("annotations", {}) | ours.get("annotations", {}),
         }
-    }
-
-
-def is_served(live: Manifest | None) -> bool:
-    """Return whether the API server serves objects of this kind."""
-    conditions = (live or {}).get("status", {}).get("conditions") or []
-    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
-
-
-async def _repeat(attempt: Callable[[], Awaitable[bool]]) -> None:
-    while True:
-        if await attempt():
-            return
-        await asyncio.sleep(_POLL_SECONDS)
-
-
-async def _is_served(api: ApiClient, name: str) -> bool:
-    return is_served(await _read(api, name))
-
-
-async def _put(api: ApiClient, wanted: Manifest, say: Callable[[str], None]) -> bool:
-    """Return False if the CRD was changed concurrently and must be read again."""
-    name, version = _name(wanted), _version(wanted)
-    live = await _read(api, name)
-    if live is not None and is_downgrade(live, wanted):
-        say(f"left {name} alone: it is of version {_version(live)}, newer than {version}")
-        return True
-    try:
-        if live is None:
-            await api.create(CRDS, wanted)
-            say(f"created {name} of version {version}")
-        else:
-            await api.replace(CRDS, replacement(live, wanted), strict=True)
-            say(f"brought {name} from version {_version(live) or 'unknown'} to {version}")
+        await api.replace(CRDS, crd | {"metadata": merged}, strict=True)
+        say(f"brought {name} from version {present or 'unknown'} to {version}")
     except (AlreadyExists, Conflict, NotFound):
         return False
     return True
@@ -137,10 +105,6 @@ async def _read(api: ApiClient, name: str) -> Manifest | None:
         return None
 
 
-def _name(manifest: Manifest) -> str:
-    return str(manifest["metadata"]["name"])
-
-
-def _version(manifest: Manifest) -> str | None:
-    version: str | None = manifest["metadata"].get("annotations", {}).get(VERSION_ANNOTATION)
-    return version
+def _is_served(live: Manifest | None) -> bool:
+    conditions = (live or {}).get("status", {}).get("conditions") or []
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
