@@ -14,7 +14,7 @@ import pytest
 from support.agents.own_process import PYTHON, Trainee, in_own_process
 from trainjob_trainer.agent import child
 from trainjob_trainer.agent.child import BOOTSTRAP
-from trainjob_trainer.agent.process_tree import can_listen
+from trainjob_trainer.contract.processes import can_listen
 
 
 def children() -> list[str]:

@@ -8,15 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainjob_trainer.agent.process_tree import (
-    STACK_SIGNAL,
-    catches,
-    descendants,
-    exit_code,
-    is_stopped,
-    kill_tree,
-    send,
-)
+from trainjob_trainer.agent.process_tree import STACK_SIGNAL, catches, is_stopped
+from trainjob_trainer.contract.processes import descendants, exit_code, kill_tree, send
 
 TREE = """
 import os, time

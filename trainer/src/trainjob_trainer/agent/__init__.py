@@ -11,7 +11,7 @@
     wire                     the port: authentication, and limits of a message's size
     messages, failure        the content of messages
     child                    the training process: started, watched, stopped, killed with all descendants
-      process_tree, standby    the system calls for it; the warm standby
+      process_tree, standby    waiting for its processes, their stacks; the warm standby
       log, stall, cgroup       its output, its progress, its memory and processors
     termination              the container's termination message
 

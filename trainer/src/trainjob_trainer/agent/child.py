@@ -14,21 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.agent import process_tree
 from trainjob_trainer.agent.cgroup import OomCounter, thread_variables
 from trainjob_trainer.agent.log import LogCopy, Sink, log
-from trainjob_trainer.agent.process_tree import (
-    NOT_EXECUTABLE,
-    Reaper,
-    can_listen,
-    fatal_error,
-    main_thread,
-    request_stacks,
-    spawn,
-)
+from trainjob_trainer.agent.process_tree import Reaper, fatal_error, is_stopped, main_thread, request_stacks
 from trainjob_trainer.agent.stall import ProgressWatch
 from trainjob_trainer.agent.standby import StandbyKeeper
 from trainjob_trainer.contract.exits import ExitCode
+from trainjob_trainer.contract.processes import (
+    NOT_EXECUTABLE,
+    can_listen,
+    exit_code,
+    kill_tree,
+    send,
+    spawn,
+)
 from trainjob_trainer.contract.replicas import read_names
 from trainjob_trainer.contract.wire import integer
 
@@ -82,12 +81,12 @@ class ProcessRun:
         await self._end_descendants()
         if self.log is not None:
             self.log.finish()
-        return process_tree.exit_code(self._status)
+        return exit_code(self._status)
 
     def end(self, grace: float) -> None:
         """End it: SIGTERM to the main process now, SIGKILL to all after `grace` seconds."""
         if grace > 0 and not self._asked_to_end and self.is_alive:
-            process_tree.send(self.pid, signal.SIGTERM)
+            send(self.pid, signal.SIGTERM)
         self._asked_to_end = self._asked_to_end or grace > 0
         latest = time.monotonic() + max(0.0, grace)
         self._kill_at = latest if self._kill_at is None else min(self._kill_at, latest)
@@ -129,7 +128,7 @@ class ProcessRun:
     def _kill(self) -> set[int]:
         groups = (self.pid,) if self._status is None else ()
         try:
-            return process_tree.kill_tree(os.getpid(), without=self._spared(), groups=groups)
+            return kill_tree(os.getpid(), without=self._spared(), groups=groups)
         except OSError:  # no descriptor to read /proc: some may be left
             return {self.pid}
 
@@ -246,7 +245,7 @@ class Child:
     @property
     def is_stopped(self) -> bool:
         """Return whether SIGSTOP or a debugger has stopped its main process."""
-        return self._run is not None and self._run.is_alive and process_tree.is_stopped(self._run.pid)
+        return self._run is not None and self._run.is_alive and is_stopped(self._run.pid)
 
     def start(self, changes: Mapping[str, str]) -> None:
         """Start it with `changes` to the container's environment; never blocks. RuntimeError if it runs."""
@@ -279,10 +278,10 @@ class Child:
         run = self._run
         if run is None or not run.is_alive or run.log is None:
             return ""
-        stopped = process_tree.is_stopped(run.pid)
+        stopped = is_stopped(run.pid)
         request_stacks(run.pid)
         if stopped:
-            process_tree.send(run.pid, signal.SIGCONT)
+            send(run.pid, signal.SIGCONT)
         await run.log.settle(wait)
         return main_thread(run.log.recent)
 
@@ -295,7 +294,7 @@ class Child:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
         for _ in range(_CLOSE_LOOKS):
-            if not process_tree.kill_tree(os.getpid()):
+            if not kill_tree(os.getpid()):
                 break
             await asyncio.sleep(_CLOSE_SECONDS / _CLOSE_LOOKS)
         self._reaper.close()

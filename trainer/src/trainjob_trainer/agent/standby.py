@@ -17,9 +17,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from trainjob_trainer.agent import process_tree
 from trainjob_trainer.agent.log import LogCopy, Sink, log
-from trainjob_trainer.agent.process_tree import answers_stack_requests, spawn
+from trainjob_trainer.agent.process_tree import Reaper, answers_stack_requests
+from trainjob_trainer.contract.processes import exit_code, send, spawn
 
 VARIABLE = "TRAINJOB_STANDBY"
 
@@ -36,7 +36,7 @@ class Standby:
     is imported; `wait_status` is None while the process lives.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], reaper: process_tree.Reaper) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], reaper: Reaper) -> None:
         self.ready = False
         self.wait_status: int | None = None
         self._born = time.monotonic()
@@ -75,7 +75,7 @@ class Standby:
 
     def end(self) -> None:
         """Kill it; the reaper reports its end."""
-        process_tree.send(self.pid, signal.SIGKILL)
+        send(self.pid, signal.SIGKILL)
 
     async def _send(self, line: bytes) -> None:
         with self._ours, contextlib.suppress(OSError):  # it has ended, and the run reports that
@@ -101,7 +101,7 @@ class StandbyKeeper:
     def __init__(
         self,
         command: Sequence[str],
-        reaper: process_tree.Reaper,
+        reaper: Reaper,
         *,
         wanted: bool,
         lost: Callable[[], None] = lambda: None,
@@ -162,7 +162,7 @@ class StandbyKeeper:
             return
         self._current = None
         if self._wanted:
-            code, _ = process_tree.exit_code(gone.wait_status)
+            code, _ = exit_code(gone.wait_status)
             lines = [line.strip() for line in gone.output.tail.splitlines() if line.strip()]
             self._lose(f"the warm standby ended with exit code {code}: {lines[-1] if lines else 'no output'}")
 

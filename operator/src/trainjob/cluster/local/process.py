@@ -9,17 +9,15 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
+from trainjob.cluster.agents.bundle import PACKAGE
 from trainjob.cluster.local.launch import Launch
-from trainjob.cluster.protocol import happens_within
-
-# The output of a process as readable lines.
-
 
 LONGEST_LINE = 4096
 """Characters of one line that are kept."""
@@ -101,9 +99,9 @@ class LogTail:
     def add(self, line: str) -> None:
         """Add a line, and drop the oldest ones that no longer fit."""
         self._lines.append(line)
-        self._bytes += _length(line)
+        self._bytes += len(line.encode()) + 1
         while self._bytes > self._size and len(self._lines) > 1:
-            self._bytes -= _length(self._lines.popleft())
+            self._bytes -= len(self._lines.popleft().encode()) + 1
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -115,65 +113,6 @@ class LogTail:
         """Return the lines as one text of at most `size` bytes."""
         data = "\n".join(self._lines).strip().encode()
         return data[-self._size :].decode("utf-8", "ignore")
-
-
-def _length(line: str) -> int:
-    return len(line.encode()) + 1
-
-
-# The reader of a replica's output.
-
-
-# Small, so that a replica that prints without end does not delay other tasks or Ctrl-C. The pipe buffers
-# the rest, and a full pipe blocks the replica.
-_CHUNK = 4096
-
-
-class LogReader:
-    """Reads lines from a pipe within the running event loop, and closes it at its end.
-
-    Args:
-        fd: the pipe, which the reader owns from now on.
-        on_line: receives each line. Must not raise.
-    """
-
-    def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
-        self._fd = fd
-        self._on_line = on_line
-        self._splitter = TextLines()
-        self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        os.set_blocking(fd, False)
-        self._loop.add_reader(fd, self._read)
-
-    async def wait_ended(self, seconds: float) -> None:
-        """Wait for the end of the pipe; close it if that does not come in time."""
-        if not await happens_within(self._ended, seconds):
-            self._end()
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._fd, _CHUNK)
-        except BlockingIOError:
-            return
-        if data:
-            self._pass_on(self._splitter.feed(data))
-        else:
-            self._end()
-
-    def _end(self) -> None:
-        if not self._ended.is_set():
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._pass_on(self._splitter.end())
-            self._ended.set()
-
-    def _pass_on(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._on_line(line)
-
-
-# The log file of each replica in the job's output folder.
 
 
 def replica_log_path(root: Path, replica: str) -> Path:
@@ -193,43 +132,42 @@ class ReplicaLog:
         self.path = path
         self.problem: str | None = None
         self._file: TextIO | None = None
-        try:
+        with self._giving_up():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
-        except OSError as error:
-            self._give_up(error)
         self.write(header)
 
     def write(self, line: str) -> None:
         """Append one line."""
-        if self._file is None:
-            return
-        try:
-            self._file.write(line + "\n")
-        except OSError as error:
-            self._give_up(error)
+        if self._file is not None:
+            with self._giving_up():
+                self._file.write(line + "\n")
 
     def close(self) -> None:
         """Close the file; more calls do nothing."""
         file, self._file = self._file, None
         if file is not None:
-            try:
+            with self._giving_up():
                 file.close()
-            except OSError as error:
-                self.problem = self.problem or self._sentence(error)
 
-    def _give_up(self, error: OSError) -> None:
-        self.problem = self._sentence(error)
-        self.close()
-
-    def _sentence(self, error: OSError) -> str:
-        return f"the log file {self.path} can't be written ({error.strerror}): its lines are only shown here"
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            lost = f"the log file {self.path} can't be written ({error.strerror})"
+            self.problem = self.problem or f"{lost}: its lines are only shown here"
+            self.close()
 
 
 _SHIM = Path(__file__).with_name("shim.py")
 
 # All processes that could hold the log open have been killed by then, except on systems without subreapers.
-_LAST_WORDS_SECONDS = 2.0
+_LAST_LINES_SECONDS = 2.0
+
+# A replica that prints without end must not delay other tasks or Ctrl-C: so much is read at a time. The pipe
+# buffers the rest, and a full pipe blocks the replica.
+_CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -252,7 +190,7 @@ class ReplicaProcess:
 
     Args:
         launch: what to start.
-        on_line: receives every line that it prints.
+        on_line: receives every line that it prints. Must not raise.
         held: descriptors that the launcher keeps open until everything below it has ended.
 
     Raises:
@@ -261,99 +199,87 @@ class ReplicaProcess:
     """
 
     def __init__(self, launch: Launch, on_line: Callable[[str], None], held: Iterable[int] = ()) -> None:
-        self._pid: int | None = None
         control, self._control = os.pipe()
-        self._status, status = os.pipe()
-        self._log, log = os.pipe()
-        keep = [str(fd) for fd in held]
-        shim = [
-            sys.executable,
-            "-I",
-            "-S",
-            str(_SHIM),
-            str(control),
-            str(status),
-            str(launch.grace_seconds),
-            *keep,
-        ]
+        status_reader, status = os.pipe()
+        log_reader, log = os.pipe()
+        shim = [sys.executable, "-I", "-S", str(_SHIM), str(PACKAGE.parent)]
+        inherited = (control, status, *held)
+        options = map(str, (control, status, launch.grace_seconds, *held))
         try:
             # In its own session: Ctrl-C in the terminal reaches only this process, which ends the replicas.
             self._shim = subprocess.Popen(
-                [*shim, "--", *launch.argv],
+                [*shim, *options, "--", *launch.argv],
                 cwd=launch.cwd,
                 env=dict(launch.env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=(control, status, *map(int, keep)),
+                pass_fds=inherited,
                 start_new_session=True,
             )
         except (OSError, ValueError):
-            for fd in (self._control, self._status, self._log):
+            for fd in (self._control, status_reader, log_reader):
                 os.close(fd)
             raise
         finally:
             for fd in (control, status, log):
                 os.close(fd)
-        self._reader = LogReader(self._log, on_line)
-        self._exit = asyncio.ensure_future(self._follow())
+        lines = asyncio.ensure_future(_read_lines(log_reader, on_line))
+        self._exit = asyncio.ensure_future(self._follow(status_reader, lines))
 
     async def wait(self) -> ProcessExit:
         """Return its exit once all its processes have ended; cancelling this call does not end it."""
         return await asyncio.shield(self._exit)
 
     def terminate(self, grace_seconds: float) -> None:
-        """Ask it to end, and kill it after `grace_seconds`; the earliest deadline counts."""
-        self._order(f"TERM {grace_seconds}\n" if grace_seconds > 0 else "KILL\n")
-
-    def kill(self) -> None:
-        """Kill it and everything that it started."""
-        self._order("KILL\n")
-
-    def _order(self, line: str) -> None:
+        """Ask it to end, and kill it after `grace_seconds`, 0 for at once; the earliest deadline counts."""
         if self._control >= 0:
-            try:
-                os.write(self._control, line.encode())
-            except BrokenPipeError:
-                return  # it has just ended
+            with suppress(BrokenPipeError):  # it has just ended
+                os.write(self._control, f"TERM {grace_seconds}\n".encode())
 
-    async def _follow(self) -> ProcessExit:
-        reported = await self._read_reports()
+    async def _follow(self, status: int, lines: asyncio.Future[None]) -> ProcessExit:
+        group: int | None = None
+        end: ProcessExit | None = None
+        async with _open_reader(status) as reader:
+            while line := await reader.readline():
+                report: dict[str, Any] = json.loads(line)
+                group = report.get("pid", group)
+                if "exitCode" in report:
+                    time = datetime.fromtimestamp(report["time"], UTC)
+                    end = ProcessExit(report["exitCode"], report["signal"], time)
         self._shim.wait()
         os.close(self._control)
         self._control = -1
-        if reported is None and self._pid is not None:
-            _kill_group(self._pid)
-        await self._reader.wait_ended(_LAST_WORDS_SECONDS)
-        return reported or ProcessExit(128 + signal.SIGKILL, signal.SIGKILL, datetime.now(UTC))
+        if end is None and group is not None:
+            # The launcher was killed, and with it the replica's first process; this is the rest of its group.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_LINES_SECONDS):
+                await lines
+        return end or ProcessExit(128 + signal.SIGKILL, signal.SIGKILL, datetime.now(UTC))
 
-    async def _read_reports(self) -> ProcessExit | None:
-        found: ProcessExit | None = None
-        reader, transport = await _open_reader(self._status)
+
+async def _read_lines(log: int, on_line: Callable[[str], None]) -> None:
+    splitter = TextLines()
+    async with _open_reader(log) as reader:
         try:
-            while line := await reader.readline():
-                report: dict[str, Any] = json.loads(line)
-                self._pid = report.get("pid", self._pid)
-                if "exitCode" in report:
-                    time = datetime.fromtimestamp(report["time"], UTC)
-                    found = ProcessExit(report["exitCode"], report["signal"], time)
+            while data := await reader.read(_CHUNK):
+                for line in splitter.feed(data):
+                    on_line(line)
+                await asyncio.sleep(0)
         finally:
-            transport.close()
-        return found
+            for line in splitter.end():
+                on_line(line)
 
 
-async def _open_reader(fd: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
-    reader = asyncio.StreamReader()
-    file: BinaryIO = os.fdopen(fd, "rb", buffering=0)
+@asynccontextmanager
+async def _open_reader(fd: int) -> AsyncIterator[asyncio.StreamReader]:
+    reader = asyncio.StreamReader(limit=_CHUNK)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), file
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
     )
-    return reader, transport
-
-
-def _kill_group(leader: int) -> None:
-    """Kill the rest of a replica whose launcher was killed; the group's leader died with the launcher."""
     try:
-        os.killpg(leader, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+        yield reader
+    finally:
+        transport.close()
