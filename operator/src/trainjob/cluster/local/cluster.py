@@ -13,18 +13,11 @@ from trainjob.api.rules.spec import find_immutable
 from trainjob.cluster.agents.poller import AgentAddress, AgentIntervals, AgentPoller, AgentPolling
 from trainjob.cluster.local.launch import LOOPBACK, Launch, hostname_of
 from trainjob.cluster.local.machine import CannotRunHere, Machine
-from trainjob.cluster.local.pod import LocalPod, PodSetting
+from trainjob.cluster.local.pod import LocalPod
 from trainjob.cluster.local.process import replica_log_path
 from trainjob.cluster.local.sandbox import Sandbox, replica_name
 from trainjob.cluster.local.store import ObjectStore, merge_patch
-from trainjob.cluster.protocol import (
-    AlreadyExists,
-    Conflict,
-    Manifest,
-    PostedEvent,
-    Refused,
-    Unavailable,
-)
+from trainjob.cluster.protocol import Conflict, Manifest, PostedEvent, Refused, Unavailable
 from trainjob.core.manifests import build_objects
 from trainjob.core.names import JobKey, ObjectRef
 from trainjob.core.observed import Snapshot
@@ -40,14 +33,6 @@ AGENT_INTERVALS = AgentIntervals(
 
 # After the grace period and SIGKILL, the time in which the system ends the processes.
 _KILL_SECONDS = 5.0
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _ignore_line(_replica: str, _line: str) -> None:
-    return
 
 
 class LocalCluster:
@@ -75,8 +60,8 @@ class LocalCluster:
         *,
         base_port: int | None = None,
         arrange: Callable[[Path], Path] = lambda folder: folder,
-        on_line: Callable[[str, str], None] = _ignore_line,
-        clock: Callable[[], datetime] = _now,
+        on_line: Callable[[str, str], None] = lambda _replica, _line: None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._on_line = on_line
         self._events: list[PostedEvent] = []
@@ -180,7 +165,7 @@ class LocalCluster:
 
     def log_path(self, pod: str) -> Path | None:
         """Return the log file of a pod's replica; None if the pod is gone."""
-        return self._pods[pod].setting.log_path if pod in self._pods else None
+        return self._pods[pod].log_path if pod in self._pods else None
 
     def watch(self, notify: Callable[[JobKey], None]) -> None:
         """Call `notify` with the job's key whenever something about it may have changed, from now on."""
@@ -188,7 +173,7 @@ class LocalCluster:
 
     async def observe(self, key: JobKey) -> Snapshot | None:
         """Return the job and all its objects, or None if the job is gone or `key` is not its key."""
-        if self._store.find("TrainJob", key.namespace, key.name) is None:
+        if key != self.key or not self._store.of_kind("TrainJob"):
             return None
         for pod in self._pods.values():
             pod.progress.has_changed()
@@ -206,12 +191,18 @@ class LocalCluster:
             raise Unavailable("the run is ending")
         if manifest["kind"] not in _KINDS:
             raise Refused("Invalid", f"{manifest['kind']} can't be had on this machine")
-        if manifest["kind"] == "Pod":
-            self._create_pod(manifest)
-        elif manifest["kind"] == "Secret":
-            self._create_bundle(manifest)
-        else:
-            self._store.add(manifest)
+        self._store.check_name(manifest)
+        launch = None
+        try:
+            if manifest["kind"] == "Pod":
+                launch = self._sandbox.admit(manifest)
+            elif manifest["kind"] == "Secret":
+                self._sandbox.unpack(manifest)
+        except CannotRunHere as cannot:
+            raise Refused("Invalid", str(cannot)) from cannot
+        stored = self._store.add(manifest)
+        if launch is not None:
+            self._start(stored, launch)
 
     async def replace(self, manifest: Manifest) -> None:
         """Refuse: only the run itself changes its objects here.
@@ -228,18 +219,21 @@ class LocalCluster:
             NotFound: it is gone already.
             Conflict: the object of that name has another uid.
         """
-        found = self._store.get(ref)
+        stored = self._store.get(ref)
         if ref.kind == "Pod":
             self._delete_pod(self._pods[ref.name], grace_seconds)
             return
-        self._store.remove(found)
+        self._store.remove(stored)
         if ref.kind == "TrainJob":
             for pod in self._live_pods():
                 self._delete_pod(pod, grace_seconds)
 
     async def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
         """Set these labels, and remove those given as None; others stay. Raises as `delete` does."""
-        self._store.set_labels(ref, labels)
+        stored = self._store.get(ref)
+        merged = {**stored["metadata"].get("labels", {}), **labels}
+        stored["metadata"]["labels"] = {name: value for name, value in merged.items() if value is not None}
+        self._store.touch(stored)
 
     async def patch(
         self, ref: ObjectRef, resource_version: str, patch: Mapping[str, Any], subresource: str = ""
@@ -314,27 +308,16 @@ class LocalCluster:
             return None
         return AgentAddress(metadata["uid"], LOOPBACK, self._sandbox.ports_of(pod).agent)
 
-    def _create_bundle(self, manifest: Manifest) -> None:
-        self._check_name(manifest)
-        try:
-            self._sandbox.unpack(manifest)
-        except CannotRunHere as cannot:
-            raise Refused("Invalid", str(cannot)) from cannot
-        self._store.add(manifest)
-
-    def _check_name(self, manifest: Manifest) -> None:
-        kind, metadata = manifest["kind"], manifest["metadata"]
-        if self._store.find(kind, metadata.get("namespace", "default"), metadata["name"]) is not None:
-            raise AlreadyExists(f"{kind} {metadata['name']} is there already")
-
-    def _create_pod(self, manifest: Manifest) -> None:
-        self._check_name(manifest)
-        try:
-            launch = self._sandbox.admit(manifest)
-        except CannotRunHere as cannot:
-            raise Refused("Invalid", str(cannot)) from cannot
-        stored = self._store.add(manifest)
-        pod = LocalPod(stored, launch, self._setting(stored, launch))
+    def _start(self, stored: Manifest, launch: Launch) -> None:
+        pod = LocalPod(
+            stored,
+            launch,
+            self._sandbox,
+            log_path=replica_log_path(launch.root or self.run_folder, replica_name(stored)),
+            clock=self._clock,
+            on_line=self._on_line,
+            changed=self._store.touch,
+        )
         hostname = hostname_of(stored)
         earlier = [other for other in self._live_pods() if hostname_of(other.manifest) == hostname]
         self._pods[pod.name] = pod
@@ -343,21 +326,6 @@ class LocalCluster:
         task.add_done_callback(self._tasks.discard)
         if self._poller is None:
             self._poller = asyncio.gather(self._poll_progress(), self._agents.run())
-
-    def _setting(self, pod: Manifest, launch: Launch) -> PodSetting:
-        replica = replica_name(pod)
-        logs = launch.root or self.run_folder
-        return PodSetting(
-            replica=replica,
-            ports=self._sandbox.ports_of(pod),
-            base_port=self._sandbox.base_port,
-            private=self._sandbox.private_folder(pod),
-            log_path=replica_log_path(logs, replica),
-            held=self._sandbox.held,
-            clock=self._clock,
-            on_line=self._on_line,
-            changed=self._store.touch,
-        )
 
     async def _live(self, pod: LocalPod, earlier: list[LocalPod]) -> None:
         await pod.run(earlier)

@@ -3,7 +3,6 @@
 import platform
 import random
 import re
-import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,10 +10,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from trainjob.api import BUNDLE_VOLUME, OUTPUT_VOLUME, STATE_VOLUME
+from trainjob.api import BUNDLE_VOLUME, OUTPUT_VOLUME
 from trainjob.cluster.agents.bundle import PACKAGE
+from trainjob_trainer.contract.processes import can_listen
 
-# Requests that this machine can't fulfil, as messages for the user.
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+_DEVICE = re.compile(r"nvidia(\d+)")
+
+# Below the range of ports for outgoing connections: a replica's port must still be free when it starts a
+# second time, while its peers connect.
+_LOWEST, _HIGHEST = 15000, 32000
+
+# More than a job has replicas: so many ports from a base port on are reserved for them.
+_LARGEST_JOB = 5000
+
+_NEEDS_CLUSTER = ("configMap", "secret", "projected", "downwardAPI")
+_SHARED_BY_NAME = ("nfs", "csi", "ephemeral")
 
 
 class CannotRunHere(Exception):
@@ -29,26 +40,17 @@ class CannotRunHere(Exception):
         super().__init__("; ".join(self.lines))
 
 
-# References to variables, as Kubernetes expands them in `env`, `command` and `args`.
-
-
-_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
-
-
 def expand(text: str, variables: Mapping[str, str]) -> str:
     """Expand `$(NAME)`; `$$` stands for one `$`, and a reference to an unknown name stays as it is.
 
     The rules are those of the Kubernetes API for `env[].value`: an unclosed reference or a lone `$` is text.
     """
 
-    def _value(match: re.Match[str]) -> str:
+    def value(match: re.Match[str]) -> str:
         name = match.group(1)
         return "$" if name is None else variables.get(name, match.group())
 
-    return _REFERENCE.sub(_value, text)
-
-
-# Facts about this machine for the translation of pods.
+    return _REFERENCE.sub(value, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +84,6 @@ class Machine:
     node: str = "localhost"
     bundles: Path = Path("bundles")
     instead: Mapping[str, Path] = field(default_factory=dict)
-
-
-# The GPUs of this machine, and their assignment to pods.
-
-
-_DEVICE = re.compile(r"nvidia(\d+)")
 
 
 def find_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
@@ -128,9 +124,6 @@ def share_gpus(
     return {hostname: shares[hostname] for hostname in wanted}
 
 
-# The survey of this machine.
-
-
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
     """The options of `trainjob run`.
@@ -163,17 +156,6 @@ def survey(options: LocalOptions, environ: Mapping[str, str]) -> Machine:
     )
 
 
-# Two ports of this machine for each hostname of a job, fixed for the whole run.
-
-
-# Below the range of ports for outgoing connections: a replica's port must still be free when it starts a
-# second time, while its peers connect.
-_LOWEST, _HIGHEST = 15000, 32000
-
-# More than a job has replicas: so many ports from a base port on are reserved for them.
-_LARGEST_JOB = 5000
-
-
 @dataclass(frozen=True)
 class ReplicaPorts:
     """The ports of one replica.
@@ -185,18 +167,6 @@ class ReplicaPorts:
 
     tensorflow: int
     agent: int
-
-
-def is_free(port: int) -> bool:
-    """Return whether a server can listen on `port`; connections that linger after a restart don't count."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen(1)
-        except OSError:
-            return False
-    return True
 
 
 class PortBook:
@@ -213,7 +183,7 @@ class PortBook:
         self,
         base_port: int | None = None,
         chance: random.Random | None = None,
-        free: Callable[[int], bool] = is_free,
+        free: Callable[[int], bool] = can_listen,
     ) -> None:
         self._base_port = base_port
         self._chance = chance or random.Random()  # noqa: S311 - nothing secret in a port
@@ -234,51 +204,19 @@ class PortBook:
         """
         for hostname in hostnames:
             if hostname not in self._ports:
-                self._ports[hostname] = ReplicaPorts(tensorflow=self._next(), agent=self._any_free())
-
-    def _next(self) -> int:
-        if self._base_port is not None:
-            return self._base_port + len(self._ports)
-        return self._any_free()
+                base = self._base_port
+                tensorflow = self._any_free() if base is None else base + len(self._ports)
+                self._ports[hostname] = ReplicaPorts(tensorflow, agent=self._any_free())
 
     def _any_free(self) -> int:
+        base = self._base_port
         for _ in range(1000):
             port = self._chance.randrange(_LOWEST, _HIGHEST)
-            if port not in self._taken and not self._is_reserved(port) and self._free(port):
+            is_reserved = base is not None and 0 <= port - base < _LARGEST_JOB
+            if port not in self._taken and not is_reserved and self._free(port):
                 self._taken.add(port)
                 return port
         raise OSError(f"found no free port between {_LOWEST} and {_HIGHEST}")
-
-    def _is_reserved(self, port: int) -> bool:
-        return self._base_port is not None and 0 <= port - self._base_port < _LARGEST_JOB
-
-
-def agent_port_in_use_message(port: int) -> str:
-    """Return the message for an agent's port in use, which the user can't choose."""
-    return (
-        f"port {port} of this machine, chosen for an agent, is in use by another program by now "
-        f"(`ss -ltnp sport = :{port}` names it): start again, and others are chosen"
-    )
-
-
-def port_in_use_message(port: int, base_port: int | None) -> str:
-    """Return the message for a TensorFlow port in use, with what to do about it."""
-    way_out = (
-        "choose others with --base-port"
-        if base_port is None
-        else f"choose another --base-port than {base_port}"
-    )
-    return (
-        f"port {port} of this machine is in use by another program: end it "
-        f"(`ss -ltnp sport = :{port}` names it), or {way_out}"
-    )
-
-
-# The volumes of a pod as folders of this machine.
-
-
-_NEEDS_CLUSTER = ("configMap", "secret", "projected", "downwardAPI")
-_SHARED_BY_NAME = ("nfs", "csi", "ephemeral")
 
 
 @dataclass(frozen=True)
@@ -295,43 +233,43 @@ class VolumeFolder:
     ours: bool = True
 
 
-def resolve_volumes(spec: Mapping[str, Any], machine: Machine, private: Path) -> dict[str, VolumeFolder]:
+def resolve_volumes(
+    spec: Mapping[str, Any], machine: Machine, private: Path, refused: list[str]
+) -> dict[str, VolumeFolder]:
     """Return the folder of every volume of a pod, by volume name.
 
     Args:
         spec: the pod's spec.
         machine: this machine.
         private: the pod's own folder, which is removed with the pod.
-
-    Raises:
-        CannotRunHere: a volume has no counterpart here, and the caller named no folder for it.
+        refused: gets a line for each volume that has no counterpart here, and for which no folder was named.
     """
-    found: dict[str, VolumeFolder] = {}
-    refused: list[str] = []
+    folders: dict[str, VolumeFolder] = {}
     for volume in spec.get("volumes") or ():
-        try:
-            found[volume["name"]] = _resolve(volume, machine, private)
-        except CannotRunHere as cannot:
-            refused += cannot.lines
-    if refused:
-        raise CannotRunHere(refused)
-    return found
-
-
-def check_volume_names(machine: Machine, specs: Iterable[Mapping[str, Any]]) -> None:
-    """Compare the caller's folders for volumes with the volumes of a job's pods.
-
-    Raises:
-        CannotRunHere: no pod has a volume of that name.
-    """
-    names = {volume["name"]: None for spec in specs for volume in spec.get("volumes") or ()}
-    known = [name for name in names if name not in (BUNDLE_VOLUME, STATE_VOLUME)]
-    unknown = [name for name in machine.volumes if name not in known]
-    if unknown:
-        raise CannotRunHere(
-            f"--volume {name}: no pod of the job has that volume; there are {', '.join(known)}"
-            for name in unknown
-        )
+        name = volume["name"]
+        kind = next((key for key in volume if key != "name" and volume[key] is not None), "emptyDir")
+        source = volume.get(kind) or {}
+        if name in machine.volumes:
+            folders[name] = VolumeFolder(machine.volumes[name], ours=False)
+        elif name == BUNDLE_VOLUME and kind == "secret":
+            folders[name] = VolumeFolder(machine.bundles / source["secretName"], ours=False)
+        elif kind == "persistentVolumeClaim":
+            folder = machine.folder / source["claimName"]
+            folders[name] = VolumeFolder(folder, f"claim {source['claimName']} is the folder {folder} here")
+        elif kind in _SHARED_BY_NAME:
+            folder = machine.folder / ("output" if name == OUTPUT_VOLUME else name)
+            folders[name] = VolumeFolder(folder, f"volume {name} ({kind}) is the folder {folder} here")
+        elif kind == "emptyDir":
+            folders[name] = VolumeFolder(private / "volumes" / name)
+        elif kind == "hostPath":
+            folders[name] = VolumeFolder(Path(source["path"]), ours=False)
+        elif kind in _NEEDS_CLUSTER and source.get("optional"):
+            folders[name] = VolumeFolder(private / "volumes" / name, f"volume {name} ({kind}) is empty here")
+        else:
+            refused.append(
+                f"volume {name} ({kind}) is kept by a cluster: name a folder with --volume {name}=FOLDER"
+            )
+    return folders
 
 
 def mounted_folders(
@@ -352,32 +290,3 @@ def mounted_folders(
         inner = mount.get("subPath") or expand(mount.get("subPathExpr") or "", variables)
         found[mount["mountPath"]] = replace(volumes[name], folder=volumes[name].folder / inner)
     return found
-
-
-def _resolve(volume: Mapping[str, Any], machine: Machine, private: Path) -> VolumeFolder:
-    name = volume["name"]
-    kind = next((key for key in volume if key != "name" and volume[key] is not None), "emptyDir")
-    source = volume.get(kind) or {}
-    if name in machine.volumes:
-        return VolumeFolder(machine.volumes[name], ours=False)
-    if name == BUNDLE_VOLUME and kind == "secret":
-        return VolumeFolder(machine.bundles / source["secretName"], ours=False)
-    if kind == "persistentVolumeClaim":
-        return _kept(machine.folder / source["claimName"], f"claim {source['claimName']}")
-    if kind in _SHARED_BY_NAME:
-        return _kept(
-            machine.folder / ("output" if name == OUTPUT_VOLUME else name), f"volume {name} ({kind})"
-        )
-    if kind == "emptyDir":
-        return VolumeFolder(private / "volumes" / name)
-    if kind == "hostPath":
-        return VolumeFolder(Path(source["path"]), ours=False)
-    if kind in _NEEDS_CLUSTER and source.get("optional"):
-        return VolumeFolder(private / "volumes" / name, f"volume {name} ({kind}) is empty here")
-    raise CannotRunHere(
-        [f"volume {name} ({kind}) is kept by a cluster: name a folder with --volume {name}=FOLDER"]
-    )
-
-
-def _kept(folder: Path, what: str) -> VolumeFolder:
-    return VolumeFolder(folder, f"{what} is the folder {folder} here")

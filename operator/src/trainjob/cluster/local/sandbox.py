@@ -11,24 +11,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from trainjob.api import BUNDLE_VOLUME, STATE_VOLUME
 from trainjob.cluster.agents import lay_out
 from trainjob.cluster.local.launch import Launch, build_launch, hostname_of, hostnames_in
-from trainjob.cluster.local.machine import (
-    CannotRunHere,
-    Machine,
-    PortBook,
-    ReplicaPorts,
-    check_volume_names,
-    share_gpus,
-)
+from trainjob.cluster.local.machine import CannotRunHere, Machine, PortBook, ReplicaPorts, share_gpus
 from trainjob.cluster.local.output import OutputLock, check_writable
 from trainjob.cluster.protocol import Manifest
 from trainjob.core.manifests import count_gpus
 from trainjob.core.names import LABEL_INDEX, LABEL_ROLE
 from trainjob_trainer.contract.files import TOKEN
-
-# Folders of one process, which the next run removes if that process was killed.
-
 
 _PREFIX = "trainjob-"
 _IN_USE = ".in-use"
@@ -72,16 +63,13 @@ def remove_stale(parent: Path) -> None:
     """Remove this user's private folders whose processes are gone."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-                _remove_unlocked(folder)
-
-
-def _remove_unlocked(folder: Path) -> None:
-    with (folder / _IN_USE).open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises BlockingIOError while it is in use
-        if os.path.samestat(os.fstat(lock.fileno()), (folder / _IN_USE).stat()):
-            shutil.rmtree(folder, ignore_errors=True)
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                continue
+            with (folder / _IN_USE).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises BlockingIOError while it is in use
+                if os.path.samestat(os.fstat(lock.fileno()), (folder / _IN_USE).stat()):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Sandbox:
@@ -103,9 +91,7 @@ class Sandbox:
         CannotRunHere: no folder for temporary files can be created.
     """
 
-    def __init__(
-        self, machine: Machine, base_port: int | None, arrange: Callable[[Path], Path] = lambda folder: folder
-    ) -> None:
+    def __init__(self, machine: Machine, base_port: int | None, arrange: Callable[[Path], Path]) -> None:
         self._arrange = arrange
         self.root: Path | None = None
         self.folder = machine.folder
@@ -132,7 +118,13 @@ class Sandbox:
         Raises:
             CannotRunHere: with every reason why these pods can't run here, and the replicas concerned.
         """
-        check_volume_names(self._machine, (pod["spec"] for pod in pods))
+        names = [volume["name"] for pod in pods for volume in pod["spec"].get("volumes") or ()]
+        volumes = dict.fromkeys(name for name in names if name not in (BUNDLE_VOLUME, STATE_VOLUME))
+        if unknown := [name for name in self._machine.volumes if name not in volumes]:
+            present = ", ".join(volumes)
+            raise CannotRunHere(
+                f"--volume {name}: no pod of the job has that volume; there are {present}" for name in unknown
+            )
         self._share_gpus(pods)
         refused: dict[str, list[str]] = {}
         launches: list[Launch] = []
@@ -158,15 +150,14 @@ class Sandbox:
         except OSError as error:
             raise CannotRunHere([str(error)]) from error
         launch = build_launch(pod, self._machine, self._book.ports, self.private_folder(pod))
-        if launch.root is not None and self._lock is None:
-            root = self._arrange(launch.root)
-            check_writable(root)
-            self._lock = OutputLock(root)
-            self.root = root
-            if root != launch.root:
-                self._machine = replace(self._machine, instead={str(launch.root): root})
-                launch = build_launch(pod, self._machine, self._book.ports, self.private_folder(pod))
-        return launch
+        if launch.root is None or self._lock is not None:
+            return launch
+        root = self._arrange(launch.root)
+        check_writable(root)
+        self._lock = OutputLock(root)
+        self.root = root
+        self._machine = replace(self._machine, instead={str(launch.root): root})
+        return build_launch(pod, self._machine, self._book.ports, self.private_folder(pod))
 
     def unpack(self, secret: Manifest) -> None:
         """Create the bundle of a job's pods: this machine's own agent, and the token.
@@ -205,17 +196,16 @@ class Sandbox:
         self._private.remove()
 
     def _share_gpus(self, pods: Iterable[Manifest]) -> None:
-        wanted = {hostname_of(pod): count_gpus(pod) for pod in pods}
+        requested = {hostname_of(pod): count_gpus(pod) for pod in pods}
         held = self._machine.gpus_of
-        shares = share_gpus(wanted, self._machine.gpus, held)
+        shares = share_gpus(requested, self._machine.gpus, held)
         if not self._has_begun:
             self._machine = replace(self._machine, gpus_of=shares)
-        elif any(held.values()):
+        elif any(held.values()):  # else training has started without GPUs: processes can't be given any
             if not shares:
-                have = len(self._machine.gpus)
-                raise CannotRunHere([f"{sum(wanted.values())} GPUs are asked for, and {have} are here"])
+                present = len(self._machine.gpus)
+                raise CannotRunHere([f"{sum(requested.values())} GPUs are asked for, and {present} are here"])
             self._machine = replace(self._machine, gpus_of={**held, **shares})
-        # Else training has started without GPUs: running processes can't be given any.
 
 
 def replica_name(pod: Manifest) -> str:

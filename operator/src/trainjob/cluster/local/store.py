@@ -12,8 +12,6 @@ from trainjob.core.names import ObjectRef
 
 _Key = tuple[str, str, str]
 
-_OF_A_DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
-
 
 class ObjectStore:
     """Objects by kind, namespace and name, with uid, resourceVersion and preconditions.
@@ -38,18 +36,26 @@ class ObjectStore:
         Raises:
             AlreadyExists: the name is in use.
         """
-        added = _as_created(manifest)
-        metadata = added["metadata"]
-        metadata.setdefault("namespace", "default")
-        key = _key(added)
-        if key in self._objects:
-            raise AlreadyExists(f"{added['kind']} {metadata['name']} is there already")
-        metadata["uid"] = str(uuid.uuid4())
-        metadata["generation"] = 1
-        metadata["creationTimestamp"] = format_time(self._clock())
-        self._objects[key] = added
+        self.check_name(manifest)
+        added = deepcopy({name: value for name, value in manifest.items() if name != "status"})
+        given = {name: value for name, value in added["metadata"].items() if value is not None}
+        for name in ("deletionTimestamp", "deletionGracePeriodSeconds"):
+            given.pop(name, None)
+        added["metadata"] = {
+            "namespace": "default",
+            **given,
+            "uid": str(uuid.uuid4()),
+            "generation": 1,
+            "creationTimestamp": format_time(self._clock()),
+        }
+        self._objects[_key(added)] = added
         self.touch(added)
         return added
+
+    def check_name(self, manifest: Manifest) -> None:
+        """Raise AlreadyExists if the manifest's name is in use."""
+        if _key(manifest) in self._objects:
+            raise AlreadyExists(f"{manifest['kind']} {manifest['metadata']['name']} is there already")
 
     def touch(self, manifest: Manifest) -> None:
         """Give a changed object its new version, and notify watchers."""
@@ -63,13 +69,9 @@ class ObjectStore:
             del self._objects[_key(manifest)]
             self._changed()
 
-    def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Return the object itself, or None."""
-        return self._objects.get((kind, namespace, name))
-
     def of_kind(self, kind: str) -> tuple[Manifest, ...]:
         """Return the objects themselves, in order of creation."""
-        return tuple(found for (of, _, _), found in self._objects.items() if of == kind)
+        return tuple(stored for (of, _, _), stored in self._objects.items() if of == kind)
 
     def get(self, ref: ObjectRef) -> Manifest:
         """Return the object itself.
@@ -78,19 +80,12 @@ class ObjectStore:
             NotFound: no object has that name.
             Conflict: the object of that name has another uid.
         """
-        found = self.find(ref.kind, ref.namespace, ref.name)
-        if found is None:
+        stored = self._objects.get((ref.kind, ref.namespace, ref.name))
+        if stored is None:
             raise NotFound(f"there is no {ref.kind} {ref.namespace}/{ref.name}")
-        if ref.uid and found["metadata"]["uid"] != ref.uid:
+        if ref.uid and stored["metadata"]["uid"] != ref.uid:
             raise Conflict(f"{ref.kind} {ref.namespace}/{ref.name} is another one: its uid is not {ref.uid}")
-        return found
-
-    def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
-        """Set these labels, and remove those given as None. Raises as `get` does."""
-        found = self.get(ref)
-        merged = {**found["metadata"].get("labels", {}), **labels}
-        found["metadata"]["labels"] = {name: value for name, value in merged.items() if value is not None}
-        self.touch(found)
+        return stored
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -106,16 +101,6 @@ def merge_patch(target: Any, patch: Any) -> Any:
     return merged
 
 
-def _as_created(manifest: Manifest) -> Manifest:
-    created = deepcopy({name: value for name, value in manifest.items() if name != "status"})
-    created["metadata"] = {
-        name: value
-        for name, value in created["metadata"].items()
-        if value is not None and name not in _OF_A_DELETION
-    }
-    return created
-
-
 def _key(manifest: Manifest) -> _Key:
     metadata = manifest["metadata"]
-    return manifest["kind"], metadata["namespace"], metadata["name"]
+    return manifest["kind"], metadata.get("namespace") or "default", metadata["name"]
