@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.agents.agent_job import Job, is_alive, pids, until
-from trainjob.cluster.agents import AgentRefused, build_bundle
+from trainjob.cluster.agents.bundle import build_bundle
+from trainjob.cluster.agents.wire import AgentRefused
 
 
 def test_garbage_does_nothing(tmp_path: Path) -> None:

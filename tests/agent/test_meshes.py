@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from testbed.ports import free_ports
 
-from trainjob.cluster.agents import sync
+from trainjob.cluster.agents.wire import sync
 from trainjob_trainer.agent.settings import Address
 from trainjob_trainer.agent.wire import Channel, Listener, connect
 from trainjob_trainer.contract.wire import GREETING, NONCE_BYTES, Opener, Sealer, read_length, session_key

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainjob.cluster.agents import AgentRefused, AgentUnreachable, sync
+from trainjob.cluster.agents.wire import AgentRefused, AgentUnreachable, sync
 from trainjob_trainer.agent.wire import WireError, greet
 
 TOKEN = "0123abcd"  # noqa: S105 - no password

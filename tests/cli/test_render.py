@@ -10,7 +10,7 @@ from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cli import main
 from trainjob.cli.documents import dump_stream
-from trainjob.cluster.agents import preview_source
+from trainjob.cluster.agents.bundle import preview_source
 from trainjob.core.manifests import build_objects
 
 

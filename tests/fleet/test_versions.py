@@ -19,7 +19,7 @@ import pytest
 
 from support.agents.agent_job import until
 from support.cli.running import SCRIPTS, TRAINJOB, processes_of, started_run, write_job
-from trainjob.cluster.agents import build_bundle
+from trainjob.cluster.agents.bundle import build_bundle
 from trainjob_trainer import contract
 
 BEFORE = Path(__file__).parent / "agents" / "f3f413d.pyz"

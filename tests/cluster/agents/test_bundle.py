@@ -14,7 +14,8 @@ import pytest
 
 from support.world.jobs import build_job
 from trainjob.api import parse
-from trainjob.cluster.agents import build_bundle, bundle, lay_out, preview_source
+from trainjob.cluster.agents import bundle
+from trainjob.cluster.agents.bundle import build_bundle, lay_out, preview_source
 
 PACKAGE = Path(__file__).parents[3] / "trainer" / "src" / "trainjob_trainer"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainjob.cluster.agents import AgentRefused, AgentUnreachable, sync
+from trainjob.cluster.agents.wire import AgentRefused, AgentUnreachable, sync
 from trainjob_trainer.contract.wire import GREETING, Opener, Sealer, read_length, session_key
 
 TOKEN = "0123abcd"  # noqa: S105 - no password

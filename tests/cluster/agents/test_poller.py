@@ -18,8 +18,8 @@ from support.kube.kube_cluster import running, until
 from support.world.virtual_time import run_skipping_time
 from trainjob.api import AGENT_PORT
 from trainjob.cluster import JobKey
-from trainjob.cluster.agents import AgentRefused, AgentUnreachable
 from trainjob.cluster.agents.poller import CALLS, AgentIntervals, AgentPoller, AgentPolling, pod_address
+from trainjob.cluster.agents.wire import AgentRefused, AgentUnreachable
 from trainjob.cluster.local.cluster import AGENT_INTERVALS as LOCAL_INTERVALS
 
 KEY = JobKey("default", "digits")

@@ -13,8 +13,8 @@ from support.kube.fake_agents import build_report, build_witness
 from support.kube.kube_cluster import running
 from support.world.virtual_time import run_skipping_time
 from trainjob.cluster import JobKey
-from trainjob.cluster.agents import AgentUnreachable
 from trainjob.cluster.agents.poller import AgentIntervals, AgentPoller, AgentPolling
+from trainjob.cluster.agents.wire import AgentUnreachable
 from trainjob.core.failure import UNREACHABLE
 
 TARGET = {"world": {"worker": 4}}

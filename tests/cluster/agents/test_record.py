@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from support.kube.fake_agents import build_report, build_witness
-from trainjob.cluster.agents import AgentRecord
+from trainjob.cluster.agents.poller import AgentRecord
 
 FIGURES_SECONDS = 5.0
 

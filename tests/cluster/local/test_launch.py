@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from support.local.local_cluster import build_place, build_pod
-from trainjob.cluster.local import CannotRunHere, Launch, build_launch
+from trainjob.cluster.local import CannotRunHere
+from trainjob.cluster.local.launch import Launch, build_launch
 from trainjob.cluster.local.machine import ReplicaPorts
 
 HOME = Path("/home/me")

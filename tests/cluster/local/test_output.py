@@ -16,10 +16,10 @@ from trainjob.cluster.local import (
     folders_of,
     has_saved,
     remove_folder,
-    replica_log_path,
     set_aside,
 )
 from trainjob.cluster.local.output import OutputLock
+from trainjob.cluster.local.process import replica_log_path
 
 
 async def test_prepare_creates_the_output_and_says_what_differs(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ async def test_the_output_is_held_until_the_last_process_has_ended(tmp_path: Pat
     async with local_cluster(tmp_path) as (cluster, lines):
         await cluster.create(build_pod(python(code)))
         await lines.wait_for("up")
-        cluster._sandbox._lock.release()  # as if this process were gone
+        cluster._sandbox._lock.close()  # as if this process were gone
         with (
             (tmp_path / "runs/training/digits/.trainjob.lock").open() as lock,
             pytest.raises(BlockingIOError),
@@ -251,11 +251,11 @@ def test_no_folder_is_renamed_or_removed_while_a_run_holds_it(tmp_path: Path) ->
     ):
         with pytest.raises(CannotRunHere, match=rf"another `trainjob run` \(process {os.getpid()}\) trains"):
             change()
-    lock.release()
+    lock.close()
     lock = OutputLock(earlier)
     with pytest.raises(CannotRunHere, match="another `trainjob run`"):
         bring_back(earlier, digits)
-    lock.release()
+    lock.close()
     assert names(tmp_path) == {"digits": "now", "digits.1": "earlier"}
 
 

@@ -11,7 +11,7 @@ from support.kube.kube_cluster import running
 from support.kube.kubelet import GhostAgents
 from support.kube.real_kube import RealKubelet, eventually, open_real, states
 from support.world.jobs import build_job
-from trainjob.cluster.agents import build_bundle
+from trainjob.cluster.agents.bundle import build_bundle
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.kube.informer import Timeouts

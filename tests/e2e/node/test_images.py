@@ -81,7 +81,7 @@ def namespace(node_cluster: NodeCluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def operator(node_cluster: NodeCluster, namespace: str) -> dict[str, Any]:
-    bundle = "from trainjob.cluster.agents import build_bundle; print(len(build_bundle()))"
+    bundle = "from trainjob.cluster.agents.bundle import build_bundle; print(len(build_bundle()))"
     commands = (
         ["trainjob", "--version"],
         ["python", "-c", bundle],

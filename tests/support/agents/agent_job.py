@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from testbed.ports import free_ports
 
-from trainjob.cluster.agents import AgentUnreachable, lay_out, sync
+from trainjob.cluster.agents.bundle import lay_out
+from trainjob.cluster.agents.wire import AgentUnreachable, sync
 from trainjob.core.agent import CHECKED_START
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from support.kube.apiserver import FakeApiServer
-from trainjob.cluster.agents import AgentUnreachable
 from trainjob.cluster.agents.poller import AgentIntervals, AgentPolling
+from trainjob.cluster.agents.wire import AgentUnreachable
 
 Manifest = dict[str, Any]
 

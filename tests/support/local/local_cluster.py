@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainjob.cluster import JobKey, ObjectRef, Snapshot
-from trainjob.cluster.local import LocalCluster, Machine
+from trainjob.cluster.local import LocalCluster
+from trainjob.cluster.local.machine import Machine
 
 GUARD_SECONDS = 60.0
 """Against hanging only: nothing here depends on how long something takes."""

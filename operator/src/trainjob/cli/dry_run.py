@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainjob.api import Document
 from trainjob.cli.ending import Exit
 from trainjob.client.problems import describe_problem, describe_refusal, lacks_api
-from trainjob.cluster.agents import preview_source
+from trainjob.cluster.agents.bundle import preview_source
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, RequestFailure
 from trainjob.core.manifests import build_pod, share_claims

@@ -7,7 +7,7 @@ import click
 from trainjob.cli.documents import check_valid, choose, dump_stream, read_trainjobs
 from trainjob.cli.ending import command
 from trainjob.cli.options import file_argument
-from trainjob.cluster.agents import preview_source
+from trainjob.cluster.agents.bundle import preview_source
 from trainjob.core.manifests import build_objects, share_claims
 from trainjob.core.names import Replica, build_tf_config, desired_replicas
 

@@ -36,11 +36,16 @@ _UNIX = 3
 
 def build_bundle() -> bytes:
     """Return the zip, which is the same for the same version of the trainer."""
+    files = {"__main__.py": _MAIN.encode()}
+    for source in sorted(PACKAGE.rglob("*.py"), key=lambda path: path.relative_to(PACKAGE).parts):
+        files[source.relative_to(PACKAGE.parent).as_posix()] = source.read_bytes()
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
-        _add(archive, "__main__.py", _MAIN.encode())
-        for source in sorted(PACKAGE.rglob("*.py"), key=lambda path: path.relative_to(PACKAGE).parts):
-            _add(archive, source.relative_to(PACKAGE.parent).as_posix(), source.read_bytes())
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(name, _EARLIEST)
+            entry.create_system = _UNIX
+            entry.external_attr = _READABLE
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED, 9)
     return zipped.getvalue()
 
 
@@ -65,11 +70,3 @@ def lay_out(folder: Path, token: str) -> None:
     secret = folder / TOKEN
     secret.touch(mode=0o600)
     secret.write_text(token)
-
-
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    entry = zipfile.ZipInfo(name, _EARLIEST)
-    entry.create_system = _UNIX
-    entry.external_attr = _READABLE
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    archive.writestr(entry, content, compresslevel=9)

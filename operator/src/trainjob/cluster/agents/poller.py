@@ -9,25 +9,49 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from trainjob.api import AGENT_PORT
-from trainjob.cluster.agents.record import AgentRecord, Report
 from trainjob.cluster.agents.wire import AgentRefused, AgentUnreachable, sync
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.protocol import Manifest, happens_within
 from trainjob.core.agent import job_token
-from trainjob.core.agent_reports import project_report
+from trainjob.core.agent_reports import finite, mapping, project_report
 from trainjob.core.names import LABEL_INDEX, LABEL_LIVE, LABEL_ROLE, JobKey, Replica
 from trainjob.core.pods import container_state, read_replica_labels
 from trainjob_trainer.contract.replicas import ROLES, replicas_of
 from trainjob_trainer.contract.wire import largest_report
 
-# The running agents of a job, and which one leads.
+_log = logging.getLogger(__name__)
 
+CALLS = 64
+"""Concurrent calls over all jobs; one namespace may have half of them."""
 
-_ROLES = ROLES
-"""The order in which the other agents are witnesses when the leading agent doesn't answer."""
+DOUBTFUL_CALLS = 32
+"""The part of them for jobs whose leading agent didn't answer the latest call; one namespace may have half.
+
+Such a call holds its slot until its timeout, an answered call for some milliseconds.
+"""
+
+CALLS_A_SECOND = 250.0
+"""Over all jobs, after a burst of at most `CALLS`: each call takes half a millisecond of CPU time.
+
+A thousand jobs need 200 in the long run; more jobs, or many that change at once, wait longer.
+"""
+
+WITNESSES = 3
+
+Report = Mapping[str, Any]
+"""An agent report; its keys are in `docs/contract.md`."""
+
+Target = Mapping[str, Any]
+Outcome = Literal["answered", "unreachable", "refused"]
+
+Sync = Callable[..., Coroutine[Any, Any, Report]]
+"""One call to an agent; see `trainjob.cluster.agents.wire.sync`."""
+
+_DECISIVE = ("phase", "attempt", "world", "failure", "restarts")
+_STATE = ("pod", "incarnation", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,65 +107,25 @@ def find_agents(
     replaced = []
     for pod in pods:
         labels = pod["metadata"].get("labels") or {}
-        found = read_replica_labels(labels)
-        if found is None:
+        replica, incarnation = read_replica_labels(labels) or (None, 0)
+        if replica is None:
             continue
-        replica, incarnation = found
         if labels.get(LABEL_LIVE) == "true":
             if replica not in newest or newest[replica][0] < incarnation:
                 newest[replica] = incarnation, pod
         elif replica == leading:
             replaced.append(pod)
-    running = {
-        replica: address
-        for replica, (_, pod) in newest.items()
-        if (address := _address_of_running(pod, address_of)) is not None
-    }
+
+    def address(pod: Manifest) -> AgentAddress | None:
+        return address_of(pod) if "running" in container_state(pod.get("status") or {}) else None
+
+    def witness_rank(replica: Replica) -> tuple[int, int]:
+        return ROLES.index(replica.role) if replica.role in ROLES else len(ROLES), replica.index
+
+    running = {replica: at for replica, (_, pod) in newest.items() if (at := address(pod)) is not None}
     leader = running.pop(leading, None)
-    others = tuple(running[replica] for replica in sorted(running, key=_witness_rank))
-    addresses = (_address_of_running(pod, address_of) for pod in replaced)
-    return JobAgents(leader, others, tuple(filter(None, addresses)))
-
-
-def _address_of_running(pod: Manifest, address_of: AddressOf) -> AgentAddress | None:
-    return address_of(pod) if "running" in container_state(pod.get("status") or {}) else None
-
-
-def _witness_rank(replica: Replica) -> tuple[int, int]:
-    return (_ROLES.index(replica.role) if replica.role in _ROLES else len(_ROLES)), replica.index
-
-
-# How the agents of a cluster are polled.
-
-
-CALLS = 64
-"""Concurrent calls over all jobs; one namespace may have half of them."""
-
-DOUBTFUL_CALLS = 32
-"""The part of them for jobs whose leading agent didn't answer the latest call; one namespace may have half.
-
-Such a call holds its slot until its timeout, an answered call for some milliseconds.
-"""
-
-CALLS_A_SECOND = 250.0
-"""Over all jobs, after a burst of at most `CALLS`: each call takes half a millisecond of CPU time.
-
-A thousand jobs need 200 in the long run; more jobs, or many that change at once, wait longer.
-"""
-
-WITNESSES = 3
-
-Target = Mapping[str, Any]
-Outcome = Literal["answered", "unreachable", "refused"]
-
-
-class Sync(Protocol):
-    """One call to an agent; see `trainjob.cluster.agents.wire.sync`."""
-
-    def __call__(
-        self, host: str, port: int, token: str, target: Target, *, timeout: float, largest: int
-    ) -> Coroutine[Any, Any, Mapping[str, Any]]:
-        """Return the agent report."""
+    others = tuple(running[replica] for replica in sorted(running, key=witness_rank))
+    return JobAgents(leader, others, tuple(filter(None, map(address, replaced))))
 
 
 @dataclass(frozen=True)
@@ -208,10 +192,107 @@ class AgentPolling:
     refusal: str = "%(key)s: the agent at %(host)s can't be spoken to: %(error)s"
 
 
-# Polling of the leading agents.
+@dataclass(frozen=True)
+class _Silence:
+    """A leading agent that does not answer.
+
+    Attributes:
+        pod: its pod's uid.
+        since: time of the first request without an answer.
+        witness: the report of another agent, if one was asked.
+    """
+
+    pod: str
+    since: float
+    witness: Report | None = None
 
 
-_log = logging.getLogger(__name__)
+class AgentRecord:
+    """The latest agent reports of one job. All times are seconds of one monotonic clock.
+
+    Reports are stored unchanged: they come from `project_report`, which bounds them.
+
+    Args:
+        figures_seconds: interval at which figures alone, such as the step, count as news.
+    """
+
+    def __init__(self, figures_seconds: float) -> None:
+        self._figures_seconds = figures_seconds
+        self._report: Report | None = None
+        self._digest: tuple[object, object] = _digest_of({})
+        self._received_at = 0.0
+        self._silence: _Silence | None = None
+        self._reported: tuple[object, object] | None = None
+        self._reported_at = float("-inf")
+
+    def receive(self, report: Report, now: float) -> None:
+        """Store the leading agent's report."""
+        self._report, self._received_at, self._silence = report, now, None
+        self._digest = _digest_of(report)
+
+    def miss(self, pod: str, now: float) -> float:
+        """Record that this pod's agent leads and did not answer; return the seconds since the first time."""
+        if self._silence is None or self._silence.pod != pod:
+            self._silence = _Silence(pod, now)
+        return self.silent_seconds(now)
+
+    @property
+    def is_silent(self) -> bool:
+        """Return whether the leading agent did not answer the latest request."""
+        return self._silence is not None
+
+    def silent_seconds(self, now: float) -> float:
+        """Return for how many seconds the leading agent has not answered."""
+        return now - self._silence.since if self._silence is not None else 0.0
+
+    def testify(self, witnesses: Iterable[Report]) -> None:
+        """Store the report of the agent that the silent leader answered last."""
+        if self._silence is not None:
+            witness = min(witnesses, key=lambda w: finite(w.get("leaderLostSeconds")) or 0.0, default=None)
+            self._silence = _Silence(self._silence.pod, self._silence.since, witness)
+
+    def rest(self) -> None:
+        """Record that no agent leads now, so that none is silent."""
+        self._silence = None
+
+    def agent_report(self, now: float) -> dict[str, Any] | None:
+        """Return the reports for a snapshot; None while no agent has reported."""
+        silence = self._silence
+        witness = silence.witness if silence is not None else None
+        if self._report is None and witness is None:
+            return None
+        return {
+            **(self._report or {}),
+            **({"age": now - self._received_at} if self._report is not None else {}),
+            "unreachableSeconds": self.silent_seconds(now),
+            **({"witness": witness} if witness is not None else {}),
+        }
+
+    def has_news(self, now: float) -> bool:
+        """Return whether there is news since the last True; figures alone count every `figures_seconds`."""
+        state = self._state(now)
+        is_decisive = self._reported is None or self._reported[0] != state[0]
+        is_due = now - self._reported_at >= self._figures_seconds and self._reported != state
+        if is_decisive or is_due:
+            self._reported, self._reported_at = state, now
+        return is_decisive or is_due
+
+    def _state(self, now: float) -> tuple[object, object]:
+        """Return the decisive part of the state, and its figures."""
+        if self._silence is not None:
+            witness = self._silence.witness
+            is_lost = None if witness is None else witness.get("leaderLostSeconds") is not None
+            return (self._silence.pod, is_lost), now  # its duration is a figure
+        return self._digest
+
+
+def _digest_of(report: Report) -> tuple[object, object]:
+    """Return the decisive part of a report, and its figures."""
+    members = {name: mapping(member) for name, member in mapping(report.get("members")).items()}
+    reports = [mapping(member.get("report")) for member in members.values()]
+    states = [(name, *(member.get(key) for key in _STATE)) for name, member in members.items()]
+    have_stepped = [each.get("step") is not None for each in reports]  # a user waits for the first step
+    return ([report.get(key) for key in _DECISIVE], states, have_stepped), reports
 
 
 @dataclass

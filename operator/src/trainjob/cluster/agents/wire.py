@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trainjob_trainer.contract.wire import (
@@ -23,15 +22,11 @@ from trainjob_trainer.contract.wire import (
 )
 
 
-class AgentError(Exception):
-    """A request to an agent failed; the subclass gives the reason."""
-
-
-class AgentUnreachable(AgentError):
+class AgentUnreachable(Exception):
     """No agent listens there, or none answered in time: try again."""
 
 
-class AgentRefused(AgentError):
+class AgentRefused(Exception):
     """The peer rejects the request, or sends invalid frames: another token, or another protocol."""
 
 
@@ -61,8 +56,13 @@ async def sync(
     """
     where = f"{host}:{port}"
     try:
-        async with asyncio.timeout(timeout), _connected(host, port) as (reader, writer):
-            return await _ask(reader, writer, token, target, largest)
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return await _call(reader, writer, token, target, largest)
+            finally:
+                # Not `close`: it waits until the peer has read everything, and the peer may read nothing.
+                writer.transport.abort()
     except TimeoutError as error:
         raise AgentUnreachable(f"the agent at {where} has not answered within {timeout:g} s") from error
     except OSError as error:
@@ -79,19 +79,7 @@ class _Closed(Exception):
     """The connection ended before the greeting and the nonce were complete."""
 
 
-@contextlib.asynccontextmanager
-async def _connected(
-    host: str, port: int
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        yield reader, writer
-    finally:
-        # Not `close`: it waits until the peer has read everything, and the peer may read nothing.
-        writer.transport.abort()
-
-
-async def _ask(
+async def _call(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     token: str,
@@ -100,7 +88,16 @@ async def _ask(
 ) -> Mapping[str, Any]:
     client_nonce = os.urandom(NONCE_BYTES)
     writer.write(client_nonce)  # first: a service mesh may hold back a server that speaks before its client
-    server_nonce = await _greeted(reader)
+    greeting = b""
+    try:
+        greeting = await reader.readexactly(len(GREETING))
+        server_nonce = await reader.readexactly(NONCE_BYTES) if greeting == GREETING else b""
+    except asyncio.IncompleteReadError as error:
+        if GREETING.startswith(greeting or error.partial):
+            raise _Closed from error
+        greeting = error.partial
+    if greeting != GREETING:
+        raise InvalidFrame(f"it says {greeting!r}")
     key = session_key(token, server_nonce, client_nonce)
     writer.write(Sealer(key, b"C").seal({"type": "sync", "order": target}, LARGEST_FIRST_FRAME))
     await writer.drain()
@@ -112,18 +109,3 @@ async def _ask(
     if report.get("type") != "report":
         raise InvalidFrame(f"it answers with {str(report.get('type'))[:40]!r}, not with a report")
     return report
-
-
-async def _greeted(reader: asyncio.StreamReader) -> bytes:
-    """Return the agent's nonce."""
-    said = b""
-    try:
-        said = await reader.readexactly(len(GREETING))
-        nonce = await reader.readexactly(NONCE_BYTES) if said == GREETING else b""
-    except asyncio.IncompleteReadError as error:
-        if GREETING.startswith(said or error.partial):
-            raise _Closed from error
-        said = error.partial
-    if said != GREETING:
-        raise InvalidFrame(f"it says {said!r}")
-    return nonce

@@ -177,6 +177,9 @@ class PortBook:
             ports. Agents always get any free ports.
         chance: the random source of ports to try.
         free: returns whether a port is free.
+
+    Attributes:
+        ports: assigned so far, by hostname.
     """
 
     def __init__(
@@ -188,13 +191,8 @@ class PortBook:
         self._base_port = base_port
         self._chance = chance or random.Random()  # noqa: S311 - nothing secret in a port
         self._free = free
-        self._ports: dict[str, ReplicaPorts] = {}
+        self.ports: dict[str, ReplicaPorts] = {}
         self._taken: set[int] = set()
-
-    @property
-    def ports(self) -> Mapping[str, ReplicaPorts]:
-        """Return the ports assigned so far, by hostname."""
-        return MappingProxyType(self._ports)
 
     def give(self, hostnames: Iterable[str]) -> None:
         """Assign ports to each hostname that has none yet.
@@ -203,10 +201,10 @@ class PortBook:
             OSError: no free port was found.
         """
         for hostname in hostnames:
-            if hostname not in self._ports:
+            if hostname not in self.ports:
                 base = self._base_port
-                tensorflow = self._any_free() if base is None else base + len(self._ports)
-                self._ports[hostname] = ReplicaPorts(tensorflow, agent=self._any_free())
+                tensorflow = self._any_free() if base is None else base + len(self.ports)
+                self.ports[hostname] = ReplicaPorts(tensorflow, agent=self._any_free())
 
     def _any_free(self) -> int:
         base = self._base_port

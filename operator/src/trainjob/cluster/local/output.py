@@ -7,13 +7,9 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from trainjob.cluster.local.machine import CannotRunHere
-
-# Write check and lock.
-
 
 LOCK_NAME = ".trainjob.lock"
 
@@ -63,18 +59,27 @@ class OutputLock:
         except BlockingIOError as error:
             holder = os.pread(self.fd, 64, 0).decode("ascii", "replace").strip()
             os.close(self.fd)
-            raise CannotRunHere([_held_message(folder, holder)]) from error
+            who = f"process {holder}" if holder else "another process"
+            message = (
+                f"another `trainjob run` ({who}) trains into {folder}: wait for it or end it, "
+                "or start apart from it with another --folder"
+            )
+            raise CannotRunHere([message]) from error
         except OSError:
             return  # a file system without locks: the run goes without one
-        if not _is_same_file(self.fd, folder / LOCK_NAME):  # renamed between opening and locking
+        try:
+            is_same = os.path.samestat(os.fstat(self.fd), (folder / LOCK_NAME).stat())
+        except OSError:
+            is_same = False
+        if not is_same:  # renamed between opening and locking
             os.close(self.fd)
             raise CannotRunHere([f"another `trainjob run` has just renamed {folder}: start again"])
         with contextlib.suppress(OSError):  # a full disk: the lock is held without its process id
             os.ftruncate(self.fd, 0)
             os.pwrite(self.fd, f"{os.getpid()}\n".encode(), 0)
 
-    def release(self) -> None:
-        """Release the folder for other runs, once all launchers have ended too."""
+    def close(self) -> None:
+        """Release the folder for other runs, once all launchers have ended too; more calls do nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -92,27 +97,8 @@ def is_taken(folder: Path) -> bool:
     return False
 
 
-def _held_message(folder: Path, holder: str) -> str:
-    who = f"process {holder}" if holder else "another process"
-    return (
-        f"another `trainjob run` ({who}) trains into {folder}: wait for it or end it, "
-        "or start apart from it with another --folder"
-    )
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except OSError:
-        return False
-
-
 # The folders of a job's runs: `digits` is the job's folder; those with numbers, such as `digits.1`, are of
 # earlier runs and of other requests.
-
-
-_OWN_PREFIX = ".trainjob"
-"""Of the files of the run itself, which need not be kept."""
 
 
 def set_aside(folder: Path) -> Path | None:
@@ -126,7 +112,7 @@ def set_aside(folder: Path) -> Path | None:
     """
     if not has_content(folder):
         return None
-    with _locked(folder):
+    with contextlib.closing(OutputLock(folder)):
         aside = _next_number(folder)
         _rename(folder, aside)
     return aside
@@ -153,7 +139,7 @@ def bring_back(earlier: Path, folder: Path) -> Path | None:
         raise CannotRunHere(
             [f"{earlier} isn't beside the job's folder {folder}: move it there, or choose its --folder"]
         )
-    with _locked(earlier):
+    with contextlib.closing(OutputLock(earlier)):
         aside = set_aside(folder)
         if aside is None and folder.exists():
             remove_folder(folder)
@@ -167,7 +153,7 @@ def remove_folder(folder: Path) -> None:
     Raises:
         CannotRunHere: a run holds the folder, or it can't be removed.
     """
-    with _locked(folder):
+    with contextlib.closing(OutputLock(folder)):
         going = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.deleted")
         _rename(folder, going)
         try:
@@ -178,23 +164,21 @@ def remove_folder(folder: Path) -> None:
 
 def has_content(folder: Path) -> bool:
     """Return whether a run has left anything in its folder."""
-    try:
-        return any(not path.name.startswith(_OWN_PREFIX) for path in folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-_BESIDE_TRAINING = ("logs", "evaluator")
+    return bool(_names_in(folder))
 
 
 def has_saved(folder: Path) -> bool:
     """Return whether there is something that a later start would continue from, or find."""
-    try:
-        names = [path.name for path in folder.iterdir() if not path.name.startswith(_OWN_PREFIX)]
-    except (FileNotFoundError, NotADirectoryError):
-        return False
     saved = any(not path.name.startswith(".") for path in (folder / "checkpoints").glob("*"))
-    return saved or not {"checkpoints", *_BESIDE_TRAINING}.issuperset(names)
+    return saved or not {"checkpoints", "logs", "evaluator"}.issuperset(_names_in(folder))
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names in the folder, without files of the run itself, which need not be kept."""
+    try:
+        return [path.name for path in folder.iterdir() if not path.name.startswith(".trainjob")]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def folders_of(folder: Path) -> list[Path]:
@@ -234,12 +218,3 @@ def _rename(folder: Path, to: Path) -> None:
         folder.rename(to)
     except OSError as error:
         raise CannotRunHere([f"can't rename {folder} to {to}: {error.strerror or error}"]) from error
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = OutputLock(folder)
-    try:
-        yield
-    finally:
-        lock.release()

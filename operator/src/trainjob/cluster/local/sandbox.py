@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainjob.api import BUNDLE_VOLUME, STATE_VOLUME
-from trainjob.cluster.agents import lay_out
+from trainjob.cluster.agents.bundle import lay_out
 from trainjob.cluster.local.launch import Launch, build_launch, hostname_of, hostnames_in
 from trainjob.cluster.local.machine import CannotRunHere, Machine, PortBook, ReplicaPorts, share_gpus
 from trainjob.cluster.local.output import OutputLock, check_writable
@@ -192,7 +192,7 @@ class Sandbox:
     def leave(self) -> None:
         """Release the output for other runs, and remove private files; more calls do nothing."""
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
         self._private.remove()
 
     def _share_gpus(self, pods: Iterable[Manifest]) -> None:
