@@ -197,9 +197,7 @@ async def test_a_termination_log_that_was_replaced_blocks_nothing(make: str, tmp
 async def test_the_log_does_not_name_an_attempt(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, lines):
         await start(cluster, lines)
-        log = cluster.log_path(NAME)
-        assert log is not None
-        assert log.read_text().startswith(f"--- pod {NAME}, 20")
+        assert cluster._pods[NAME].log_path.read_text().startswith(f"--- pod {NAME}, 20")
 
 
 async def test_an_agents_port_in_use_is_named(tmp_path: Path) -> None:

@@ -107,11 +107,9 @@ async def test_the_log_of_a_replica_is_kept_over_attempts(tmp_path: Path) -> Non
         )
         await cluster.create(second)
         await ended(cluster, "digits-worker-0-bbbbbbbb")
-        assert (
-            cluster.log_path("digits-worker-0-bbbbbbbb")
-            == tmp_path / "runs/training/digits/logs/replicas/worker-0.log"
-        )
-    lines = replica_log_path(tmp_path / "runs/training/digits", "worker-0").read_text().splitlines()
+    log = replica_log_path(tmp_path / "runs/training/digits", "worker-0")
+    assert log == tmp_path / "runs/training/digits/logs/replicas/worker-0.log"
+    lines = log.read_text().splitlines()
     assert [lines[1], lines[3]] == ["first", "second"]
     assert lines[0].startswith("--- attempt 1, pod digits-worker-0-aaaaaaaa, 2")
     assert lines[2].startswith("--- attempt 2, pod digits-worker-0-bbbbbbbb, 2")

@@ -192,7 +192,7 @@ class AgentPolling:
     refusal: str = "%(key)s: the agent at %(host)s can't be spoken to: %(error)s"
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Silence:
     """A leading agent that does not answer.
 
@@ -248,8 +248,9 @@ class AgentRecord:
     def testify(self, witnesses: Iterable[Report]) -> None:
         """Store the report of the agent that the silent leader answered last."""
         if self._silence is not None:
-            witness = min(witnesses, key=lambda w: finite(w.get("leaderLostSeconds")) or 0.0, default=None)
-            self._silence = _Silence(self._silence.pod, self._silence.since, witness)
+            self._silence.witness = min(
+                witnesses, key=lambda w: finite(w.get("leaderLostSeconds")) or 0.0, default=None
+            )
 
     def rest(self) -> None:
         """Record that no agent leads now, so that none is silent."""
@@ -270,20 +271,16 @@ class AgentRecord:
 
     def has_news(self, now: float) -> bool:
         """Return whether there is news since the last True; figures alone count every `figures_seconds`."""
-        state = self._state(now)
+        state = self._digest
+        if self._silence is not None:
+            witness = self._silence.witness
+            is_lost = None if witness is None else witness.get("leaderLostSeconds") is not None
+            state = (self._silence.pod, is_lost), now  # its duration is a figure
         is_decisive = self._reported is None or self._reported[0] != state[0]
         is_due = now - self._reported_at >= self._figures_seconds and self._reported != state
         if is_decisive or is_due:
             self._reported, self._reported_at = state, now
         return is_decisive or is_due
-
-    def _state(self, now: float) -> tuple[object, object]:
-        """Return the decisive part of the state, and its figures."""
-        if self._silence is not None:
-            witness = self._silence.witness
-            is_lost = None if witness is None else witness.get("leaderLostSeconds") is not None
-            return (self._silence.pod, is_lost), now  # its duration is a figure
-        return self._digest
 
 
 def _digest_of(report: Report) -> tuple[object, object]:
@@ -360,7 +357,9 @@ class AgentPoller:
         """See `Cluster.set_target`."""
         uid, watched = self._uid_of(key), self._watched.get(key)
         if target is None or uid is None or (watched is not None and watched.uid != uid):
-            self._forget(key)
+            self._watched.pop(key, None)
+            if watched is not None and watched.task is not None:
+                watched.task.cancel()
             watched = None
         if target is None or uid is None:
             return
@@ -393,16 +392,9 @@ class AgentPoller:
                 self._start(key, watched)
             await asyncio.Event().wait()
 
-    # -- one job ----------------------------------------------------------------------------------------
-
     def _start(self, key: JobKey, watched: _Watched) -> None:
         if self._tasks is not None:
             watched.task = self._tasks.create_task(self._keep_polling(key, watched))
-
-    def _forget(self, key: JobKey) -> None:
-        watched = self._watched.pop(key, None)
-        if watched is not None and watched.task is not None:
-            watched.task.cancel()
 
     async def _keep_polling(self, key: JobKey, watched: _Watched) -> None:
         while self._uid_of(key) == watched.uid:
@@ -474,8 +466,12 @@ class AgentPoller:
         polling = self._polling
         doubt = self._doubtful.slot(key.namespace, key.name) if watched.record.is_silent else nullcontext()
         async with doubt, self._slots.slot(key.namespace, key.name):
-            await self._turn()
             began = _time()
+            burst = CALLS / CALLS_A_SECOND
+            self._next_call = max(self._next_call + 1 / CALLS_A_SECOND, began - burst)
+            if self._next_call > began:
+                await asyncio.sleep(self._next_call - began)
+                began = _time()
             try:
                 report = await polling.sync(
                     agent.host,
@@ -489,26 +485,16 @@ class AgentPoller:
                 _log.debug("%s: the agent at %s: %s", key, agent.host, error)
                 polling.on_call("unreachable", _time() - began)
             except AgentRefused as error:
-                self._log_refusal(key, watched, agent, error)
+                counts = watched.record.silent_seconds(_time()) >= self._intervals.refused
+                watched.refusals += counts
+                log = _log.warning if counts and watched.refusals == 2 else _log.debug
+                log(polling.refusal, {"key": key, "host": agent.host, "error": error})
                 polling.on_call("refused", _time() - began)
             else:
                 watched.refusals = 0
                 polling.on_call("answered", _time() - began)
                 return project_report(report, replicas)
         return None
-
-    async def _turn(self) -> None:
-        """Wait until another call may begin."""
-        now = _time()
-        self._next_call = max(self._next_call + 1 / CALLS_A_SECOND, now - CALLS / CALLS_A_SECOND)
-        if self._next_call > now:
-            await asyncio.sleep(self._next_call - now)
-
-    def _log_refusal(self, key: JobKey, watched: _Watched, agent: AgentAddress, error: AgentRefused) -> None:
-        counts = watched.record.silent_seconds(_time()) >= self._intervals.refused
-        watched.refusals += counts
-        log = _log.warning if counts and watched.refusals == 2 else _log.debug
-        log(self._polling.refusal, {"key": key, "host": agent.host, "error": error})
 
 
 def _time() -> float:

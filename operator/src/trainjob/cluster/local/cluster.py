@@ -163,16 +163,12 @@ class LocalCluster:
         """Return the last lines of a pod's log; none if the pod is gone."""
         return self._pods[pod].tail.lines if pod in self._pods else ()
 
-    def log_path(self, pod: str) -> Path | None:
-        """Return the log file of a pod's replica; None if the pod is gone."""
-        return self._pods[pod].log_path if pod in self._pods else None
-
     def watch(self, notify: Callable[[JobKey], None]) -> None:
-        """Call `notify` with the job's key whenever something about it may have changed, from now on."""
+        """See `Cluster.watch`."""
         self._watchers.append(notify)
 
     async def observe(self, key: JobKey) -> Snapshot | None:
-        """Return the job and all its objects, or None if the job is gone or `key` is not its key."""
+        """See `Cluster.observe`."""
         if key != self.key or not self._store.of_kind("TrainJob"):
             return None
         for pod in self._pods.values():
@@ -180,13 +176,7 @@ class LocalCluster:
         return self.snapshot()
 
     async def create(self, manifest: Manifest) -> None:
-        """Create an object; a pod starts its process.
-
-        Raises:
-            AlreadyExists: the name is in use, perhaps by a pod that is still terminating.
-            Refused: this machine can't provide it.
-            Unavailable: this run is ending.
-        """
+        """See `Cluster.create`; a pod starts its process. Unavailable: this run is ending."""
         if self._closing:
             raise Unavailable("the run is ending")
         if manifest["kind"] not in _KINDS:
@@ -205,20 +195,11 @@ class LocalCluster:
             self._start(stored, launch)
 
     async def replace(self, manifest: Manifest) -> None:
-        """Refuse: only the run itself changes its objects here.
-
-        Raises:
-            Refused: always.
-        """
+        """Refuse: only the run itself changes its objects here."""
         raise Refused("Invalid", f"{manifest['kind']} can't be replaced on this machine")
 
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
-        """Delete the object; a pod may run for its grace period, and the job's pods are deleted with it.
-
-        Raises:
-            NotFound: it is gone already.
-            Conflict: the object of that name has another uid.
-        """
+        """See `Cluster.delete`; the job's pods are deleted with it."""
         stored = self._store.get(ref)
         if ref.kind == "Pod":
             self._delete_pod(self._pods[ref.name], grace_seconds)
@@ -229,7 +210,7 @@ class LocalCluster:
                 self._delete_pod(pod, grace_seconds)
 
     async def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
-        """Set these labels, and remove those given as None; others stay. Raises as `delete` does."""
+        """See `Cluster.set_labels`."""
         stored = self._store.get(ref)
         merged = {**stored["metadata"].get("labels", {}), **labels}
         stored["metadata"]["labels"] = {name: value for name, value in merged.items() if value is not None}
@@ -238,11 +219,7 @@ class LocalCluster:
     async def patch(
         self, ref: ObjectRef, resource_version: str, patch: Mapping[str, Any], subresource: str = ""
     ) -> None:
-        """Refuse: no object here is shared with another controller.
-
-        Raises:
-            Refused: always.
-        """
+        """Refuse: no object here is shared with another controller."""
         del resource_version, patch, subresource
         raise Refused("Invalid", f"{ref.kind} can't be patched on this machine")
 
@@ -250,12 +227,7 @@ class LocalCluster:
         """Do nothing: no object has a finalizer here."""
 
     async def write_status(self, key: JobKey, uid: str, resource_version: str, status: Manifest) -> None:
-        """Replace the job's status.
-
-        Raises:
-            NotFound: the job is gone.
-            Conflict: the job has changed since `resource_version`, or another job has that name.
-        """
+        """See `Cluster.write_status`."""
         job = self._store.get(ObjectRef("TrainJob", key.namespace, key.name, uid))
         if job["metadata"]["resourceVersion"] != resource_version:
             raise Conflict(f"TrainJob {key} has changed since version {resource_version}")
@@ -270,7 +242,7 @@ class LocalCluster:
             self._agents.set_target(key, deepcopy(target))
 
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
-        """Keep an event about the job; `type_` is `Normal` or `Warning`."""
+        """See `Cluster.post_event`."""
         del job  # there is only one
         self._events.append(PostedEvent(self._clock(), type_, reason, message))
 
@@ -330,17 +302,14 @@ class LocalCluster:
     async def _live(self, pod: LocalPod, earlier: list[LocalPod]) -> None:
         await pod.run(earlier)
         if pod.is_deleting:
-            self._forget(pod)
+            self._delete_pod(pod, None)
 
     def _delete_pod(self, pod: LocalPod, grace_seconds: int | None) -> None:
         if pod.has_ended:
-            self._forget(pod)
+            pod.clear()
+            self._store.remove(pod.manifest)
         else:
             pod.end(pod.launch.grace_seconds if grace_seconds is None else grace_seconds)
-
-    def _forget(self, pod: LocalPod) -> None:
-        pod.clear()
-        self._store.remove(pod.manifest)
 
     async def _poll_progress(self) -> None:
         while True:
