@@ -72,7 +72,7 @@ def test_a_sidecar_of_grafana_finds_the_dashboards() -> None:
 
 async def test_panels_and_alerts_name_metrics_that_exist_and_panels_show_all_of_them() -> None:
     metrics = Metrics()
-    metrics.show_jobs(list)
+    metrics.jobs = list
     served = re.findall(r"^# TYPE (\w+) (\w+)", (await metrics.render()).decode(), re.MULTILINE)
     series = {
         name: {f"{name}_{part}" for part in ("bucket", "count", "sum")} if kind == "histogram" else {name}

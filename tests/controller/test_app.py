@@ -19,14 +19,14 @@ from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access
 from trainjob.controller import Controller
 from trainjob.controller.agent_key import KeyName
-from trainjob.controller.election import Election, Elector, LeaseDurations
+from trainjob.controller.election import Election, Elector
 from trainjob.controller.operator import GRACE_SECONDS, LOST_GRACE_SECONDS, Operator
 from trainjob.controller.process_settings import ExitCode, OperatorSettings
 from trainjob.core.settings import Settings
 
 KEY = KeyName("trainjob", "key")
 ELECTION = Election("trainjob", "lease")
-QUICK = Election("trainjob", "lease", LeaseDurations(lease_seconds=2, renew_deadline=1.0, retry_seconds=0.05))
+QUICK = Election("trainjob", "lease", lease_seconds=2, renew_deadline=1.0, retry_seconds=0.05)
 
 
 class Running:

@@ -11,11 +11,9 @@ import pytest
 from support.kube.kube_cluster import running, until
 from trainjob.cluster import AlreadyExists, Conflict, NotFound, Unavailable
 from trainjob.cluster.kube.resources import Resource
-from trainjob.controller.election import Election, Elector, LeaseDurations, LeaseLost, read_lease
+from trainjob.controller.election import Election, Elector, LeaseLost, read_lease
 
-QUICK = Election(
-    "trainjob", durations=LeaseDurations(lease_seconds=1, renew_deadline=0.6, retry_seconds=0.01)
-)
+QUICK = Election("trainjob", lease_seconds=1, renew_deadline=0.6, retry_seconds=0.01)
 
 
 class Shelf:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from trainjob.controller.election import LeaseDurations
+from trainjob.controller.election import Election
 from trainjob.controller.operator import CHECK_SECONDS, SLACK_SECONDS, guarded
 
 
@@ -47,5 +47,5 @@ def test_the_thread_ends_with_the_context() -> None:
 
 
 def test_the_slack_is_within_the_others_wait() -> None:
-    durations = LeaseDurations()
-    assert durations.renew_deadline + SLACK_SECONDS + CHECK_SECONDS < durations.lease_seconds
+    election = Election("trainjob")
+    assert election.renew_deadline + SLACK_SECONDS + CHECK_SECONDS < election.lease_seconds

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from trainjob.controller.election import (
     Acquire,
     Candidacy,
+    Election,
     Lease,
-    LeaseDurations,
     Lost,
     Observe,
     Sighting,
@@ -22,7 +22,7 @@ from trainjob.controller.election import (
     see,
 )
 
-TERMS = LeaseDurations()
+TERMS = Election("trainjob")
 OTHERS = Lease("other", 15, renewed="r1", version="1")
 
 

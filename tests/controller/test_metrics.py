@@ -55,7 +55,7 @@ async def test_what_a_standby_shows() -> None:
 )
 async def test_series_of_known_labels_exist_before_their_first_event(series: str) -> None:
     metrics = Metrics()
-    metrics.show_jobs(list)
+    metrics.jobs = list
     assert (await read(metrics))[series] == 0
 
 
@@ -76,8 +76,8 @@ async def test_what_happens_is_counted() -> None:
     metrics.count_agent_call("unreachable", 3.0)
     metrics.count_reconcile(JobKey("default", "digits"), 0.02)
     metrics.count_wait(0.2)
-    metrics.show_leader()
-    metrics.show_depth(lambda: 7)
+    metrics.leader.set(1)
+    metrics.depth.set_function(lambda: 7)
     shown = await read(metrics)
     assert shown["trainjob_api_requests_total,code=201,resource=pods,verb=create"] == 2
     assert shown["trainjob_api_requests_total,code=0,resource=trainjobs/status,verb=update"] == 1
@@ -96,7 +96,7 @@ async def test_jobs_are_counted_when_asked() -> None:
     states = ({"state": "Running"}, {"state": "Running"}, {})
     jobs = [{"metadata": {"name": f"job-{i}"}, "status": status} for i, status in enumerate(states)]
     metrics = Metrics()
-    metrics.show_jobs(lambda: jobs)
+    metrics.jobs = lambda: jobs
     assert (await read(metrics))["trainjob_jobs,state=Running"] == 2
     assert (await read(metrics))["trainjob_jobs,state=New"] == 1
     jobs.clear()
@@ -109,7 +109,7 @@ async def test_a_page_of_many_jobs_has_each_family_once_and_leaves_the_loop_to_o
         for i in range(10 * JOBS_AT_ONCE)
     ]
     metrics = Metrics()
-    metrics.show_jobs(lambda: jobs)
+    metrics.jobs = lambda: jobs
     rendering = asyncio.ensure_future(metrics.render())
     turns = 0
     while not rendering.done():
@@ -135,7 +135,7 @@ async def test_scrapes_at_the_same_time_share_a_page() -> None:
         looks.append(None)
         return jobs
 
-    metrics.show_jobs(look)
+    metrics.jobs = look
     gave_up, *others = [asyncio.ensure_future(metrics.render()) for _ in range(5)]
     await asyncio.sleep(0)
     gave_up.cancel()
@@ -152,7 +152,7 @@ async def test_the_process_itself_is_shown() -> None:
 
 async def test_two_processes_parts_do_not_share_metrics() -> None:
     first, second = Metrics(), Metrics()
-    first.show_leader()
+    first.leader.set(1)
     assert (await read(second))["trainjob_leader"] == 0
 
 
@@ -167,7 +167,7 @@ async def test_each_job_has_its_figures() -> None:
         },
     }
     metrics = Metrics()
-    metrics.show_jobs(lambda: [job, {"metadata": {"name": "new"}}])
+    metrics.jobs = lambda: [job, {"metadata": {"name": "new"}}]
     shown = await read(metrics)
     assert shown["trainjob_job_step,name=digits,namespace=ml"] == 440
     assert shown["trainjob_job_examples_per_second,name=digits,namespace=ml"] == 3166.5
@@ -226,7 +226,7 @@ def at(seconds: int) -> str:
 async def test_times_of_a_job(status: dict[str, object] | None, figures: dict[str, float]) -> None:
     job = {"metadata": {"namespace": "ml", "name": "digits", "creationTimestamp": at(500)}, "status": status}
     metrics = Metrics(clock=lambda: NOW)
-    metrics.show_jobs(lambda: [job])
+    metrics.jobs = lambda: [job]
     shown = {
         re.sub(r",(name|namespace)=\w+|state=|trainjob_job_", "", name): value
         for name, value in (await read(metrics)).items()

@@ -36,7 +36,7 @@ async def test_metrics() -> None:
         "stateSeconds": {"training": 9},
     }
     meta = {"namespace": "ml", "name": "digits", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    metrics.show_jobs(lambda: [{"metadata": meta, "status": status}])
+    metrics.jobs = lambda: [{"metadata": meta, "status": status}]
     served = (await metrics.render()).decode()
     for name, labels in re.findall(r"^\| `(trainjob_\w+)(?:\{([\w,]+)\})?` \|", PAGE, re.MULTILINE):
         assert f"# TYPE {name} " in served, name

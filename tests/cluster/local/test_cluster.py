@@ -109,7 +109,6 @@ async def test_a_finished_pod_stays_until_deleted(tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             await cluster.delete(ref_of(pod))
         assert cluster.log_tail(pod["metadata"]["name"]) == ()
-        assert cluster.log_path(pod["metadata"]["name"]) is not None
 
 
 async def test_labels(tmp_path: Path) -> None:

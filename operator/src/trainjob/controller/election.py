@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from trainjob.cluster import ClusterError, Manifest, NotFound
@@ -30,27 +30,22 @@ RELEASE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class LeaseDurations:
-    """Durations of the leader election, in seconds.
+class Election:
+    """The Lease of an election, and its durations in seconds.
 
     Attributes:
+        namespace: of the Lease.
+        name: of the Lease.
         lease_seconds: for how long other replicas respect an unchanged Lease; a whole number.
         renew_deadline: how long a leader keeps leading without a successful renewal.
         retry_seconds: between two renewals, or two reads of another replica's Lease.
     """
 
+    namespace: str
+    name: str = "trainjob-controller"
     lease_seconds: int = 15
     renew_deadline: float = 10.0
     retry_seconds: float = 2.0
-
-
-@dataclass(frozen=True)
-class Election:
-    """The Lease of an election, and its durations."""
-
-    namespace: str
-    name: str = "trainjob-controller"
-    durations: LeaseDurations = field(default_factory=LeaseDurations)
 
 
 @dataclass(frozen=True)
@@ -139,15 +134,15 @@ class Candidacy:
 
     Args:
         identity: the name of this process; no other process, not even a later one, may use it.
-        durations: of the Lease.
+        election: its durations.
 
     Attributes:
         leads_until: when the leadership ends unless it is renewed; None before it begins.
     """
 
-    def __init__(self, identity: str, durations: LeaseDurations) -> None:
+    def __init__(self, identity: str, election: Election) -> None:
         self._identity = identity
-        self._durations = durations
+        self._election = election
         self._sighting: Sighting | None = None
         self._is_current = False  # the sighting is the API server's state, as far as known
         self._next = float("-inf")
@@ -158,7 +153,7 @@ class Candidacy:
         until, seen = self.leads_until, self._sighting if self._is_current else None
         if until is not None:
             if now >= until:
-                return Lost(f"no renewal for {self._durations.renew_deadline:g} s")
+                return Lost(f"no renewal for {self._election.renew_deadline:g} s")
             holder = seen.lease.holder if seen and seen.lease else ""
             if holder not in ("", self._identity):
                 return Lost(f"{holder} has taken it over")
@@ -166,7 +161,7 @@ class Candidacy:
             return Wait(min(self._next, until or self._next) - now)
         if seen is None:
             return Observe()
-        wait = min(elect(seen, self._identity, now), self._durations.retry_seconds)
+        wait = min(elect(seen, self._identity, now), self._election.retry_seconds)
         if wait > 0:
             self._is_current = False
             self._next = now + wait
@@ -181,14 +176,14 @@ class Candidacy:
     def claimed(self, lease: Lease, sent: float, now: float) -> None:
         """Record that the Lease written at `sent` is stored as `lease`."""
         self.saw(lease, now)
-        self.leads_until = sent + self._durations.renew_deadline
-        self._next = sent + self._durations.retry_seconds
+        self.leads_until = sent + self._election.renew_deadline
+        self._next = sent + self._election.retry_seconds
 
     def failed(self, now: float) -> None:
         """Record that a request failed, or that the Lease changed in between."""
         self._is_current = False
         # A leader retries faster, to make more attempts within `renew_deadline`.
-        self._next = now + self._durations.retry_seconds / (4 if self.leads_until is not None else 1)
+        self._next = now + self._election.retry_seconds / (4 if self.leads_until is not None else 1)
 
 
 class LeaseLost(Exception):
@@ -224,7 +219,7 @@ class Elector:
         self._identity = identity
         self._clock = clock
         self._wall = wall
-        self._candidacy = Candidacy(identity, election.durations)
+        self._candidacy = Candidacy(identity, election)
         self.won = asyncio.Event()
         self.transitions = 0
 
@@ -279,7 +274,7 @@ class Elector:
 
     async def _claim(self, instead_of: Lease | None) -> None:
         sent = self._clock()
-        seconds = self._election.durations.lease_seconds
+        seconds = self._election.lease_seconds
         lease = await self._write(instead_of, holder=self._identity, seconds=seconds)
         self._candidacy.claimed(lease, sent, self._clock())
         if not self.won.is_set():

@@ -181,11 +181,16 @@ class Metrics:
 
     Args:
         clock: returns Unix seconds.
+
+    Attributes:
+        leader: 1 if this replica leads.
+        tasks, depth: read from functions at every scrape.
+        jobs: returns all jobs; called at every scrape.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._jobs: Callable[[], Iterable[Manifest]] | None = None
+        self.jobs: Callable[[], Iterable[Manifest]] | None = None
         self._rendering: asyncio.Future[bytes] | None = None
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
@@ -204,9 +209,9 @@ class Metrics:
             "trainjob_build_info", "The version of the controller.", ("version",), registry=registry
         )
         build.labels(version("trainjob")).set(1)
-        self._leader = Gauge("trainjob_leader", "Whether this replica is the one at work.", registry=registry)
-        self._tasks = Gauge("trainjob_tasks", "Tasks of the event loop.", registry=registry)
-        self._depth = Gauge("trainjob_queue_depth", "Jobs that wait for a worker.", registry=registry)
+        self.leader = Gauge("trainjob_leader", "Whether this replica is the one at work.", registry=registry)
+        self.tasks = Gauge("trainjob_tasks", "Tasks of the event loop.", registry=registry)
+        self.depth = Gauge("trainjob_queue_depth", "Jobs that wait for a worker.", registry=registry)
         self._wait = histogram(
             "trainjob_queue_seconds", "Time that a job waited for a worker.", _RECONCILE_BUCKETS
         )
@@ -299,22 +304,6 @@ class Metrics:
         if before.completion_time is None and status.completion_time is not None and status.state:
             self._finished.labels(status.state).inc()
 
-    def show_depth(self, depth: Callable[[], float]) -> None:
-        """Read the queue's depth from `depth` at every scrape."""
-        self._depth.set_function(depth)
-
-    def show_tasks(self, tasks: Callable[[], float]) -> None:
-        """Read the number of the event loop's tasks from `tasks` at every scrape."""
-        self._tasks.set_function(tasks)
-
-    def show_leader(self) -> None:
-        """Report that this replica leads."""
-        self._leader.set(1)
-
-    def show_jobs(self, jobs: Callable[[], Iterable[Manifest]]) -> None:
-        """Read all jobs from `jobs` at every scrape."""
-        self._jobs = jobs
-
     async def render(self) -> bytes:
         """Return all metrics in Prometheus' text format.
 
@@ -327,7 +316,7 @@ class Metrics:
 
     async def _render(self) -> bytes:
         of_process = generate_latest(self._registry)
-        return of_process if self._jobs is None else of_process + await render_jobs(self._jobs(), self._clock)
+        return of_process if self.jobs is None else of_process + await render_jobs(self.jobs(), self._clock)
 
 
 def _length(begin: datetime, end: datetime) -> float:

@@ -188,7 +188,7 @@ class Operator:
             on_started=self._hear_signals,
         )
         self._controller: Controller | None = None
-        self._metrics.show_jobs(self._cluster.jobs)
+        self._metrics.jobs = self._cluster.jobs
 
     async def run(self) -> ExitCode:
         """Run until a stop is requested or a part ends, and return the exit code.
@@ -198,7 +198,7 @@ class Operator:
         """
         allow_deep_objects()
         self._hear_signals()
-        self._metrics.show_tasks(lambda: len(asyncio.all_tasks()))
+        self._metrics.tasks.set_function(lambda: len(asyncio.all_tasks()))
         host, port = self._settings.host, self._settings.port
         page = serve(host, port, self._check_alive, self._check_ready, self._metrics)
         async with self._api, self._lease_api, page:
@@ -258,8 +258,8 @@ class Operator:
             on_taken=self._metrics.count_wait,
             on_written=self._metrics.count_changes,
         )
-        self._metrics.show_leader()
-        self._metrics.show_depth(lambda: controller.load().waiting)
+        self._metrics.leader.set(1)
+        self._metrics.depth.set_function(lambda: controller.load().waiting)
         for key in self._cluster.job_keys():
             controller.add(key)
         # One group: when it is cancelled, no agent is called after the release of the lease.

@@ -47,6 +47,10 @@ class LocalCluster:
         on_line: receives a replica's name, such as `worker-0`, and each line of its log. Must not raise.
         clock: returns the time.
 
+    Attributes:
+        key: the job's namespace and name.
+        events: all events about the job, oldest first.
+
     Raises:
         CannotRunHere: no folder for temporary files can be created.
     """
@@ -64,11 +68,12 @@ class LocalCluster:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._on_line = on_line
-        self._events: list[PostedEvent] = []
+        self.events: tuple[PostedEvent, ...] = ()
         self._clock = clock
         self._watchers: list[Callable[[JobKey], None]] = []
         self._store = ObjectStore(clock, self._notify)
         self._job = self._store.add({"kind": "TrainJob", **job})
+        self.key = JobKey(self._job["metadata"]["namespace"], self._job["metadata"]["name"])
         self._pods: dict[str, LocalPod] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._poller: asyncio.Future[Any] | None = None
@@ -86,12 +91,6 @@ class LocalCluster:
         )
         self._last_report: Mapping[str, Any] | None = None
         self._closing = False
-
-    @property
-    def key(self) -> JobKey:
-        """Return the job's namespace and name."""
-        metadata = self._job["metadata"]
-        return JobKey(metadata["namespace"], metadata["name"])
 
     @property
     def job(self) -> Manifest:
@@ -125,11 +124,6 @@ class LocalCluster:
             progress={name: deepcopy(dict(file.report)) for name, file in reports.items() if file.report},
             agent_report=deepcopy(self._agents.agent_report(self.key) or self._last_report),
         )
-
-    @property
-    def events(self) -> tuple[PostedEvent, ...]:
-        """Return all events about the job, oldest first."""
-        return tuple(self._events)
 
     @property
     def output_root(self) -> Path | None:
@@ -244,7 +238,7 @@ class LocalCluster:
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
         """See `Cluster.post_event`."""
         del job  # there is only one
-        self._events.append(PostedEvent(self._clock(), type_, reason, message))
+        self.events += (PostedEvent(self._clock(), type_, reason, message),)
 
     def kill(self) -> None:
         """Kill every process at once."""
