@@ -14,7 +14,6 @@ from support.cli.program import CONTEXT
 from support.kube.controller import write_kubeconfig
 from trainjob.cli.controller import controller, read_settings
 from trainjob.cluster.kube.informer import Timeouts
-from trainjob.controller.agent_key import KeyName
 from trainjob.controller.election import Election
 from trainjob.controller.process_settings import OperatorSettings
 from trainjob.core.settings import Isolation
@@ -40,7 +39,7 @@ def test_what_holds_without_options(kubeconfig: Path) -> None:
     assert settings.identity.startswith("controller-0_")
     assert settings.namespace is None
     assert settings.election == Election("trainjob", "trainjob-controller")
-    assert settings.key == KeyName("trainjob", "trainjob-agent-key")
+    assert (settings.key_namespace, settings.key_name) == ("trainjob", "trainjob-agent-key")
     assert (settings.host, settings.port, settings.workers) == ("0.0.0.0", 8080, 16)  # noqa: S104
     assert settings.plan.isolation == Isolation("trainjob", ())
 
@@ -56,8 +55,8 @@ def test_two_processes_of_one_pod_have_different_identities(kubeconfig: Path) ->
         (["--namespace="], {"namespace": None}),  # as an environment variable that is set to nothing
         (["--no-leader-elect"], {"election": None}),
         (["--lease-name=l", "--lease-namespace=n"], {"election": Election("n", "l")}),
-        (["--agent-key=k"], {"key": KeyName("trainjob", "k")}),
-        (["--agent-key=k", "--lease-namespace=n"], {"key": KeyName("n", "k")}),
+        (["--agent-key=k"], {"key_namespace": "trainjob", "key_name": "k"}),
+        (["--agent-key=k", "--lease-namespace=n"], {"key_namespace": "n", "key_name": "k"}),
         (["--http-address=127.0.0.1:0"], {"host": "127.0.0.1", "port": 0}),
         (["--http-address=[::]:9090"], {"host": "::", "port": 9090}),
         (["--http-address=:9090"], {"host": "0.0.0.0", "port": 9090}),  # noqa: S104
@@ -106,7 +105,7 @@ def test_a_lease_needs_a_namespace(kubeconfig: Path) -> None:
         read(kubeconfig, environment={})
     alone = read(kubeconfig, "--no-leader-elect", environment={})
     assert alone.plan.isolation == Isolation(None, ())
-    assert alone.key == KeyName("default")  # the kubeconfig's namespace
+    assert alone.key_namespace == "default"  # the kubeconfig's namespace
 
 
 def test_outside_a_pod_a_kubeconfig_is_needed() -> None:

@@ -12,14 +12,12 @@ from support.kube.apiserver import FakeApiServer
 from support.kube.kube_cluster import open_client, until
 from support.kube.responses import failing
 from trainjob.cluster.kube.informer import Backoff
-from trainjob.controller.agent_key import InvalidKey, KeyName, need_key
-
-PLACE = KeyName("system", "key")
+from trainjob.controller.agent_key import InvalidKey, need_key
 
 
 async def need(server: FakeApiServer) -> bytes:
     async with open_client(server.url) as api:
-        return await need_key(api, PLACE, Backoff(0.01, 0.02))
+        return await need_key(api, "system", "key", Backoff(0.01, 0.02))
 
 
 def stored(data: dict[str, str] | None) -> dict[str, Any]:

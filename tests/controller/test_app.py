@@ -18,13 +18,11 @@ from trainjob.cluster.agents.poller import AgentPoller
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access
 from trainjob.controller import Controller
-from trainjob.controller.agent_key import KeyName
 from trainjob.controller.election import Election, Elector
 from trainjob.controller.operator import GRACE_SECONDS, LOST_GRACE_SECONDS, Operator
 from trainjob.controller.process_settings import ExitCode, OperatorSettings
 from trainjob.core.settings import Settings
 
-KEY = KeyName("trainjob", "key")
 ELECTION = Election("trainjob", "lease")
 QUICK = Election("trainjob", "lease", lease_seconds=2, renew_deadline=1.0, retry_seconds=0.05)
 
@@ -36,7 +34,9 @@ class Running:
         self.graces: list[tuple[float, ExitCode]] = []
         given: dict[str, Any] = {"election": ELECTION, "host": "127.0.0.1", "port": 0, **settings}
         operator = Operator(
-            OperatorSettings(Access(server.url), identity="me", key=KEY, **given),
+            OperatorSettings(
+                Access(server.url), identity="me", key_namespace="trainjob", key_name="key", **given
+            ),
             leave_within=lambda seconds, code: self.graces.append((seconds, code)),
         )
         self.task = asyncio.create_task(operator.run())

@@ -11,7 +11,6 @@ from support.kube.kube_cluster import running, until
 from support.world.jobs import build_job
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.protocol import DEEPEST_OBJECT, allow_deep_objects
-from trainjob.controller.agent_key import KeyName
 from trainjob.controller.operator import Operator
 from trainjob.controller.process_settings import OperatorSettings
 
@@ -43,7 +42,7 @@ def has_pods(server: ControllerServer, job: str) -> bool:
 async def test_a_job_as_deep_as_the_api_server_accepts_harms_no_other() -> None:
     async with ControllerServer().serve() as server:
         settings = OperatorSettings(
-            Access(server.url), identity="me", key=KeyName("trainjob"), host="127.0.0.1", port=0
+            Access(server.url), identity="me", key_namespace="trainjob", host="127.0.0.1", port=0
         )
         operator = Operator(settings, leave_within=lambda _seconds, _code: None)
 

@@ -18,7 +18,6 @@ from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.kube.informer import Timeouts
-from trainjob.controller.agent_key import KeyName
 from trainjob.controller.operator import Operator
 from trainjob.controller.process_settings import ExitCode, OperatorSettings
 from trainjob.core.manifests import build_objects
@@ -59,9 +58,7 @@ async def test_every_job_ends_and_none_is_made_up(seed: int) -> None:
 async def _operator(server: ControllerServer) -> AsyncIterator[Operator]:
     """Run the operator; it must be there until it is asked to stop."""
     operator = Operator(
-        OperatorSettings(
-            Access(server.url), "me", KeyName("trainjob"), host="127.0.0.1", port=0, timeouts=TIMEOUTS
-        ),
+        OperatorSettings(Access(server.url), "me", "trainjob", host="127.0.0.1", port=0, timeouts=TIMEOUTS),
         leave_within=lambda _seconds, _code: None,
     )
     task = asyncio.create_task(operator.run())

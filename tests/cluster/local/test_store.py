@@ -1,6 +1,6 @@
 from datetime import UTC, datetime
 
-from trainjob.cluster.local.store import ObjectStore
+from trainjob.cluster.local.cluster import ObjectStore
 
 
 def test_what_is_the_servers_to_write_is_left_out() -> None:

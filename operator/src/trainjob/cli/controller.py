@@ -20,7 +20,6 @@ import yaml
 
 from trainjob.cluster.kube.config import InvalidAccess, from_kubeconfig, in_cluster
 from trainjob.cluster.kube.informer import Timeouts
-from trainjob.controller.agent_key import KeyName
 from trainjob.controller.election import Election
 from trainjob.controller.process_settings import ExitCode, OperatorSettings
 from trainjob.core.integrations import INTEGRATIONS
@@ -214,7 +213,8 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
     host, port = options["http_address"]
     return OperatorSettings(
         access=access,
-        key=KeyName(namespace or access.namespace, options["agent_key"]),
+        key_namespace=namespace or access.namespace,
+        key_name=options["agent_key"],
         identity=f"{environment.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         namespace=options["namespace"] or None,
         election=election,

@@ -9,7 +9,6 @@ import asyncio
 import base64
 import logging
 import secrets
-from dataclasses import dataclass
 
 from trainjob.cluster import AlreadyExists, ClusterError, Manifest, NotFound, Unavailable
 from trainjob.cluster.kube.client import ApiClient
@@ -28,42 +27,26 @@ class InvalidKey(Exception):
     """The Secret holds no valid key."""
 
 
-@dataclass(frozen=True)
-class KeyName:
-    """The Secret that holds the key.
-
-    Attributes:
-        namespace: the controller's namespace; read access to its Secrets gives control of every job's agents.
-        name: the name of the Secret.
-    """
-
-    namespace: str
-    name: str = "trainjob-agent-key"
-
-    def __str__(self) -> str:
-        return f"Secret {self.namespace}/{self.name}"
-
-
-async def need_key(api: ApiClient, key_name: KeyName, backoff: Backoff | None = None) -> bytes:
+async def need_key(api: ApiClient, namespace: str, name: str, backoff: Backoff | None = None) -> bytes:
     """Return the key; create it if it is missing, and retry while the API server fails.
 
     Raises:
         InvalidKey: the Secret exists, but holds no valid key.
     """
-    backoff = backoff or Backoff()
+    backoff, place = backoff or Backoff(), f"Secret {namespace}/{name}"
     while True:
         try:
             try:
-                secret = await api.get(SECRETS, key_name.namespace, key_name.name)
+                secret = await api.get(SECRETS, namespace, name)
             except NotFound:
-                secret = await api.create(SECRETS, _build_secret(key_name))
-                _log.info("Made a new key for agents in %s", key_name)
+                secret = await api.create(SECRETS, _build_secret(namespace, name))
+                _log.info("Made a new key for agents in %s", place)
             break
         except (NotFound, AlreadyExists):
             await asyncio.sleep(backoff.next())  # created or deleted just now: read again
         except ClusterError as error:
             wait = backoff.next(error.retry_after if isinstance(error, Unavailable) else None)
-            _log.warning("%s: %s; trying again in %.1f s", key_name, error, wait)
+            _log.warning("%s: %s; trying again in %.1f s", place, error, wait)
             await asyncio.sleep(wait)
     try:
         key = base64.b64decode((secret.get("data") or {})[ENTRY], validate=True)
@@ -71,19 +54,19 @@ async def need_key(api: ApiClient, key_name: KeyName, backoff: Backoff | None = 
         key = b""
     if len(key) < KEY_BYTES:
         raise InvalidKey(
-            f"{key_name} has no entry {ENTRY!r} of at least {KEY_BYTES} bytes: delete it and restart the "
+            f"{place} has no entry {ENTRY!r} of at least {KEY_BYTES} bytes: delete it and restart the "
             "controller, which makes another one"
         )
     return key
 
 
-def _build_secret(key_name: KeyName) -> Manifest:
+def _build_secret(namespace: str, name: str) -> Manifest:
     key = base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
     labels = {**CONTROLLER_LABELS, "app.kubernetes.io/managed-by": MANAGER}
     return {
         "apiVersion": SECRETS.api_version,
         "kind": SECRETS.kind,
-        "metadata": {"name": key_name.name, "namespace": key_name.namespace, "labels": labels},
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
         "type": "Opaque",
         "immutable": True,
         "data": {ENTRY: key},

@@ -234,7 +234,9 @@ class Operator:
                 await self._elector.run()
 
     async def _work(self) -> None:
-        self._bundle = bundle = Bundle(build_bundle(), await need_key(self._api, self._settings.key))
+        settings = self._settings
+        agent_key = await need_key(self._api, settings.key_namespace, settings.key_name)
+        self._bundle = bundle = Bundle(build_bundle(), agent_key)
         self._has_bundle.set()
         await self._cluster.synced()
         # Full garbage collections, each of up to 0.1 s, pass over what is there now and stays.
@@ -243,13 +245,13 @@ class Operator:
         if self._elector is not None:
             _log.info("All caches are filled; waiting for the lease")
             await self._elector.won.wait()
-        _log.info("At work on the TrainJobs of %s", self._settings.namespace or "all namespaces")
+        _log.info("At work on the TrainJobs of %s", settings.namespace or "all namespaces")
         lease = self._elector.transitions if self._elector is not None else 0
         controller = self._controller = Controller(
             self._cluster,
-            workers=self._settings.workers,
+            workers=settings.workers,
             settings=replace(
-                self._settings.plan,
+                settings.plan,
                 bundle=bundle,
                 lease=lease,
                 integrations=self._cluster.integrations,

@@ -7,7 +7,6 @@ from enum import IntEnum
 
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.kube.informer import Timeouts
-from trainjob.controller.agent_key import KeyName
 from trainjob.controller.election import Election
 from trainjob.core.settings import Settings
 
@@ -33,7 +32,8 @@ class OperatorSettings:
         access: the API server.
         identity: the name of this process in the Lease; no other process, not even a later one, may use it.
         namespace: the namespace whose jobs to reconcile; None for all.
-        key: the Secret with the key from which the jobs' tokens are derived.
+        key_namespace: that of the controller; who reads its Secrets has control of every job's agents.
+        key_name: the Secret with the key from which the jobs' tokens are derived.
         election: None to work without leader election.
         host: the address to serve health and metrics on.
         port: its port; 0 for any free one.
@@ -45,7 +45,8 @@ class OperatorSettings:
 
     access: Access
     identity: str
-    key: KeyName
+    key_namespace: str
+    key_name: str = "trainjob-agent-key"
     namespace: str | None = None
     election: Election | None = None
     host: str = "0.0.0.0"  # noqa: S104 - the kubelet and Prometheus come from other machines
