@@ -7,10 +7,10 @@ thousand items of one job would delay all other jobs.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
@@ -29,7 +29,7 @@ class FairQueue(Generic[Item]):
     def __init__(self, slots: int | None = None, share: int | None = None) -> None:
         self._slots = slots
         self._share = share
-        self._groups: OrderedDict[Hashable, OrderedDict[Hashable, deque[Item]]] = OrderedDict()
+        self._groups: dict[Hashable, dict[Hashable, deque[Item]]] = {}  # the next ones first
         self._held: Counter[Hashable] = Counter()
         self._waiting = 0
 
@@ -44,21 +44,23 @@ class FairQueue(Generic[Item]):
 
     def add(self, item: Item, group: Hashable, member: Hashable = None) -> None:
         """Add an item that waits for a slot, behind the other items of its member."""
-        members = self._groups.setdefault(group, OrderedDict())
-        members.setdefault(member, deque()).append(item)
+        self._groups.setdefault(group, {}).setdefault(member, deque()).append(item)
         self._waiting += 1
 
     def take(self) -> Item | None:
         """Return the next item, with a slot until `release`; None if no item may have a slot now."""
-        found = self._next_group()
-        if found is None:
+        following = self._next_group()
+        if following is None:
             return None
-        (group,) = found
-        members = self._groups[group]
-        member, items = next(iter(members.items()))
+        (group,) = following
+        members = self._groups.pop(group)
+        member = next(iter(members))
+        items = members.pop(member)
         item = items.popleft()
-        _move_on(members, member, is_over=not items)
-        _move_on(self._groups, group, is_over=not members)
+        if items:
+            members[member] = items  # behind the others of its group
+        if members:
+            self._groups[group] = members
         self._held[group] += 1
         self._waiting -= 1
         return item
@@ -114,11 +116,3 @@ class FairSlots:
                 self._queue.release(group)
             else:
                 waiter.set_result(None)
-
-
-def _move_on(ring: OrderedDict[Hashable, Any], key: Hashable, *, is_over: bool) -> None:
-    """Move a key to the end of its ring, or remove it if it has no items left."""
-    if is_over:
-        del ring[key]
-    else:
-        ring.move_to_end(key)

@@ -33,20 +33,16 @@ _CANNOT_START = 128
 
 def read_termination_log(path: Path) -> str:
     """Return the termination message, which any process of the container may write; empty without a file."""
+    flags = os.O_NONBLOCK | os.O_NOFOLLOW
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return ""
+            file.seek(max(0, status.st_size - LARGEST_MESSAGE))
+            return file.read(LARGEST_MESSAGE).decode("utf-8", "ignore").strip()
     except OSError:
         return ""
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return ""
-        text = os.pread(fd, LARGEST_MESSAGE, max(0, status.st_size - LARGEST_MESSAGE))
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
-    return text.decode("utf-8", "ignore").strip()
 
 
 def format_time(moment: datetime) -> str:
