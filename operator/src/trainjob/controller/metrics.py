@@ -239,9 +239,7 @@ class Metrics:
             get_args(Outcome),
         )
         self._agent_seconds = histogram(
-            "trainjob_agent_call_seconds",
-            "Time of one call to an agent that answered.",
-            _AGENT_CALL_BUCKETS,
+            "trainjob_agent_call_seconds", "Time of one call to an agent that answered.", _AGENT_CALL_BUCKETS
         )
         self._admission = histogram(
             "trainjob_admission_seconds", "Time from a job's creation until it was started.", _JOB_BUCKETS

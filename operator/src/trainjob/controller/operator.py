@@ -148,9 +148,7 @@ class Operator:
     """
 
     def __init__(
-        self,
-        settings: OperatorSettings,
-        leave_within: Callable[[float, ExitCode], object] = leave_within,
+        self, settings: OperatorSettings, leave_within: Callable[[float, ExitCode], object] = leave_within
     ) -> None:
         self._settings = settings
         self._leave_within = leave_within
@@ -251,10 +249,7 @@ class Operator:
             self._cluster,
             workers=settings.workers,
             settings=replace(
-                settings.plan,
-                bundle=bundle,
-                lease=lease,
-                integrations=self._cluster.integrations,
+                settings.plan, bundle=bundle, lease=lease, integrations=self._cluster.integrations
             ),
             on_reconciled=self._metrics.count_reconcile,
             on_taken=self._metrics.count_wait,

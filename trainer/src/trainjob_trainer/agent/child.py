@@ -20,14 +20,7 @@ from trainjob_trainer.agent.process_tree import Reaper, fatal_error, is_stopped,
 from trainjob_trainer.agent.stall import ProgressWatch
 from trainjob_trainer.agent.standby import StandbyKeeper
 from trainjob_trainer.contract.exits import ExitCode
-from trainjob_trainer.contract.processes import (
-    NOT_EXECUTABLE,
-    can_listen,
-    exit_code,
-    kill_tree,
-    send,
-    spawn,
-)
+from trainjob_trainer.contract.processes import NOT_EXECUTABLE, can_listen, exit_code, kill_tree, send, spawn
 from trainjob_trainer.contract.replicas import read_names
 from trainjob_trainer.contract.wire import integer
 

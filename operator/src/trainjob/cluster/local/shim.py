@@ -23,14 +23,7 @@ import time
 
 sys.path.insert(0, sys.argv[1])
 
-from trainjob_trainer.contract.processes import (
-    adopt_orphans,
-    descendants,
-    exit_code,
-    kill_tree,
-    send,
-    spawn,
-)
+from trainjob_trainer.contract.processes import adopt_orphans, descendants, exit_code, kill_tree, send, spawn
 
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
