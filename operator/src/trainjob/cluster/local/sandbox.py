@@ -210,7 +210,5 @@ class Sandbox:
 
 def replica_name(pod: Manifest) -> str:
     """Return the name of the pod's replica, such as `worker-0`."""
-    labels = pod["metadata"].get("labels") or {}
-    if LABEL_ROLE in labels and LABEL_INDEX in labels:
-        return f"{labels[LABEL_ROLE]}-{labels[LABEL_INDEX]}"
-    return str(pod["metadata"]["name"])
+    labels = pod["metadata"]["labels"]
+    return f"{labels[LABEL_ROLE]}-{labels[LABEL_INDEX]}"
