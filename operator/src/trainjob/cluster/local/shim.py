@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 
-sys.path.insert(0, sys.argv[1])
+sys.path.append(sys.argv[1])  # behind the standard library, which nothing there may replace
 
 from trainjob_trainer.contract.processes import adopt_orphans, descendants, exit_code, kill_tree, send, spawn
 
