@@ -100,13 +100,13 @@ def test_each_pod_is_silent_by_itself() -> None:
     record = heard(build_report())
     record.miss("pod", 1.0)
     assert record.miss("pod", 11.0) == 10.0
-    record.testify([build_witness(10.0)])
+    record.receive_witnesses([build_witness(10.0)])
     assert record.miss("successor", 12.0) == 0.0
     report = record.agent_report(13.0)
     assert report is not None
     assert (report["unreachableSeconds"], report["age"]) == (1.0, 13.0)
     assert "witness" not in report
-    record.rest()
+    record.clear_silence()
     assert (record.agent_report(14.0) or {})["unreachableSeconds"] == 0.0
 
 
@@ -124,7 +124,7 @@ def test_the_witness_that_heard_of_it_last_is_believed(
 ) -> None:
     record = heard(build_report())
     record.miss("pod", 1.0)
-    record.testify(said)
+    record.receive_witnesses(said)
     assert (record.agent_report(1.0) or {}).get("witness") == believed
 
 
@@ -132,7 +132,7 @@ def test_a_witness_alone_is_something() -> None:
     record = AgentRecord(FIGURES_SECONDS)
     record.miss("pod", 1.0)
     record.has_news(1.0)
-    record.testify([build_witness(12.0)])
+    record.receive_witnesses([build_witness(12.0)])
     assert record.has_news(1.1)
     assert record.agent_report(2.0) == {"unreachableSeconds": 1.0, "witness": build_witness(12.0)}
 

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 CALLS = 64
 """Concurrent calls over all jobs; one namespace may have half of them."""
 
-DOUBTFUL_CALLS = 32
+UNCONFIRMED_CALLS = 32
 """The part of them for jobs whose leading agent didn't answer the latest call; one namespace may have half.
 
 Such a call holds its slot until its timeout, an answered call for some milliseconds.
@@ -245,14 +245,14 @@ class AgentRecord:
         """Return for how many seconds the leading agent has not answered."""
         return now - self._silence.since if self._silence is not None else 0.0
 
-    def testify(self, witnesses: Iterable[Report]) -> None:
+    def receive_witnesses(self, witnesses: Iterable[Report]) -> None:
         """Store the report of the agent that the silent leader answered last."""
         if self._silence is not None:
             self._silence.witness = min(
                 witnesses, key=lambda w: finite(w.get("leaderLostSeconds")) or 0.0, default=None
             )
 
-    def rest(self) -> None:
+    def clear_silence(self) -> None:
         """Record that no agent leads now, so that none is silent."""
         self._silence = None
 
@@ -302,8 +302,8 @@ class _Watched:
         is_due: whether its agent is called next without the usual wait.
         was_alone: whether no agent ran at the latest look.
         hasty_until: until when its agent is called more often.
-        credit: how many calls may come early; see `AgentIntervals.hasty_calls`.
-        credited_at: when `credit` was last updated.
+        allowance: how many calls may come early; see `AgentIntervals.hasty_calls`.
+        allowed_at: when `allowance` was last updated.
         spread: factor on the time between two calls, so that jobs don't stay in step.
         changed: set when the next call may be due earlier.
         refusals: refused calls that count, since the latest answer.
@@ -316,8 +316,8 @@ class _Watched:
     called_at: float = float("-inf")
     is_due: bool = True
     was_alone: bool = False
-    credit: float = math.inf
-    credited_at: float = 0.0
+    allowance: float = math.inf
+    allowed_at: float = 0.0
     hasty_until: float = float("-inf")
     spread: float = 1.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -349,7 +349,7 @@ class AgentPoller:
         self._intervals = polling.intervals
         self._watched: dict[JobKey, _Watched] = {}
         self._slots = FairSlots(CALLS, CALLS // 2)
-        self._doubtful = FairSlots(DOUBTFUL_CALLS, DOUBTFUL_CALLS // 2)
+        self._unconfirmed = FairSlots(UNCONFIRMED_CALLS, UNCONFIRMED_CALLS // 2)
         self._next_call = float("-inf")
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -404,7 +404,7 @@ class AgentPoller:
                 await happens_within(watched.changed, wait)
                 continue
             if _time() - watched.called_at < self._intervals.steady:
-                watched.credit -= 1
+                watched.allowance -= 1
             watched.called_at, watched.is_due = _time(), False
             watched.spread = 1 + random.random() / 10  # noqa: S311 - spreads load, no secret
             try:
@@ -416,9 +416,9 @@ class AgentPoller:
 
     def _wait(self, watched: _Watched) -> float:
         now, intervals = _time(), self._intervals
-        earned = (now - watched.credited_at) / intervals.steady if intervals.steady else math.inf
-        watched.credit, watched.credited_at = min(watched.credit + earned, intervals.hasty_calls), now
-        may_haste = watched.credit >= 1
+        earned = (now - watched.allowed_at) / intervals.steady if intervals.steady else math.inf
+        watched.allowance, watched.allowed_at = min(watched.allowance + earned, intervals.hasty_calls), now
+        may_haste = watched.allowance >= 1
         if watched.is_due and may_haste:
             return 0.0
         changed_at = watched.hasty_until - intervals.hasty_for
@@ -433,7 +433,7 @@ class AgentPoller:
         record = watched.record
         watched.was_alone = agents.leader is None and not agents.replaced
         if agents.leader is None:
-            record.rest()
+            record.clear_silence()
             for agent in agents.replaced:
                 await self._call(key, watched, agent, replicas, largest)
             return
@@ -443,7 +443,8 @@ class AgentPoller:
         elif record.miss(agents.leader.pod, _time()) >= self._intervals.witness:
             witnesses = agents.others[:WITNESSES]
             calls = (self._call(key, watched, agent, replicas, largest) for agent in witnesses)
-            record.testify([said for said in await asyncio.gather(*calls) if said is not None])
+            reports = await asyncio.gather(*calls)
+            record.receive_witnesses(each for each in reports if each is not None)
         if record.has_news(_time()):
             self._changed(key)
 
@@ -464,8 +465,9 @@ class AgentPoller:
     ) -> Report | None:
         """Return the report on these replicas, at most so large; None if the agent doesn't answer."""
         polling = self._polling
-        doubt = self._doubtful.slot(key.namespace, key.name) if watched.record.is_silent else nullcontext()
-        async with doubt, self._slots.slot(key.namespace, key.name):
+        is_silent = watched.record.is_silent
+        unconfirmed = self._unconfirmed.slot(key.namespace, key.name) if is_silent else nullcontext()
+        async with unconfirmed, self._slots.slot(key.namespace, key.name):
             began = _time()
             burst = CALLS / CALLS_A_SECOND
             self._next_call = max(self._next_call + 1 / CALLS_A_SECOND, began - burst)
