@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob.api import TRAINER_CONTAINER
+from trainjob.api.errors import trainer_of
 from trainjob.cluster.local.launch import Launch
 from trainjob.cluster.local.machine import CannotRunHere
 from trainjob.cluster.local.output import check_writable
@@ -272,10 +273,9 @@ class LocalPod:
             "ContainersReady": is_ready,
             "Ready": is_ready,
         }
-        containers = self.manifest["spec"]["containers"]
         container = {
             "name": TRAINER_CONTAINER,
-            "image": next(c.get("image", "") for c in containers if c["name"] == TRAINER_CONTAINER),
+            "image": trainer_of(self.manifest["spec"]).get("image", ""),
             "imageID": "",
             "ready": is_ready,
             "started": is_ready,
