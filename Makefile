@@ -15,7 +15,7 @@ PACKAGES := operator/src trainer/src testbed release tests examples benchmarks
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fleet test-keras test-gpu test-next check docs pictures format generate release-check version first-steps cluster-up cluster-down \
+.PHONY: help run test test-fleet test-keras test-gpu test-next check docs pictures format generate golden release-check version first-steps cluster-up cluster-down \
     kind-e2e clean
 
 help:  ## Show what there is.
@@ -69,6 +69,9 @@ format: $(SYNCED)  ## Bring the sources into shape.
 
 generate: $(SYNCED)  ## Write what is generated: the CRD, the editors' schema, reference pages.
 	@$(BIN)/python -m trainjob.codegen
+
+golden: $(SYNCED)  ## Write tests/golden again: what tests note of the program's texts. ARGS='-k name' for some.
+	@GOLDEN=accept $(BIN)/pytest -q -n auto tests/core $(ARGS)
 
 release-check: check  ## Build and check all that a release publishes; images need Linux and root.
 	@$(BIN)/pytest -n auto --no-loadscope-reorder tests/release tests/images tests/chart \

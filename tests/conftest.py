@@ -16,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+pytest_plugins = ["support.golden"]
+
 # Machines are shared and slow at times: how long an example takes says nothing about the code.
 settings.register_profile(
     "trainjob",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.golden import Golden
 from support.world.jobs import build_job, build_plain_job
 from trainjob.core.failure import Failure, first_failure
 from trainjob.core.names import Replica
@@ -74,12 +75,12 @@ def test_a_pod_that_ended_well_before_it_was_deleted_is_no_failure() -> None:
     assert failure_of(pod(0), pod(1, ended=2, deleted=4, exitCode=0)) is None
 
 
-def test_a_pod_that_never_ran_says_so() -> None:
+def test_a_pod_that_never_ran_says_so(golden: Golden) -> None:
     never = pod(1)
     never["status"] = {"phase": "Failed", "message": "init container failed"}
     failure = failure_of(pod(0), never)
     assert failure is not None
-    assert failure.sentence == "worker 1 failed before its training began (init container failed)"
+    golden(failure.sentence)
 
 
 RUNC = "failed to create containerd task: runc create failed: unable to start container process: "
@@ -92,47 +93,22 @@ def init(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "counted"),
+    ("status", "counted"),
     [
-        (
-            init(1, message="connecting\npermission denied\n"),
-            "failed in its init container fetch (exit code 1: permission denied)",
-            True,
-        ),
-        (init(137, "OOMKilled"), "failed in its init container fetch (OOMKilled, exit code 137)", True),
-        (
-            init(128, "StartError", f'{RUNC}exec: "get": executable file not found in $PATH: unknown'),
-            'failed in its init container fetch (StartError, exit code 128: exec: "get": '
-            "executable file not found in $PATH)",
-            True,
-        ),
-        (
-            init(137, "ContainerStatusUnknown", "The container could not be located"),
-            "failed in its init container fetch "
-            "(ContainerStatusUnknown, exit code 137: The container could not be located)",
-            False,
-        ),
-        (
-            {**init(143), "reason": "Evicted", "message": "The node was low on resource: memory."},
-            "was removed by the cluster (Evicted: The node was low on resource: memory.)",
-            False,
-        ),
-        (
-            {"phase": "Failed", "reason": "SysctlForbidden", "message": "forbidden sysctl"},
-            "failed before its training began (SysctlForbidden: forbidden sysctl)",
-            True,
-        ),
-        (
-            {**init(143), "reason": "DeadlineExceeded"},
-            "ran longer than its pod's activeDeadlineSeconds (DeadlineExceeded)",
-            True,
-        ),
+        (init(1, message="connecting\npermission denied\n"), True),
+        (init(137, "OOMKilled"), True),
+        (init(128, "StartError", f'{RUNC}exec: "get": executable file not found in $PATH: unknown'), True),
+        (init(137, "ContainerStatusUnknown", "The container could not be located"), False),
+        ({**init(143), "reason": "Evicted", "message": "The node was low on resource: memory."}, False),
+        ({"phase": "Failed", "reason": "SysctlForbidden", "message": "forbidden sysctl"}, True),
+        ({**init(143), "reason": "DeadlineExceeded"}, True),
     ],
 )
-def test_what_fails_before_training(status: dict[str, Any], told: str, counted: bool) -> None:
+def test_what_fails_before_training(status: dict[str, Any], counted: bool, golden: Golden) -> None:
     failure = failure_of(pod(0), {**pod(1), "status": status})
     assert failure is not None
-    assert (failure.sentence, failure.cause.counted) == (f"worker 1 {told}", counted)
+    assert failure.cause.counted == counted
+    golden(failure.sentence)
 
 
 BEGUN = {"startTime": NOW.isoformat()}
@@ -169,16 +145,15 @@ def test_a_deadline_of_the_pod_is_named_and_not_the_signal(
         ("Recreate", NO_PYTHON, False),
     ],
 )
-def test_an_image_without_python_says_what_needs_it(strategy: str, message: str, is_told: bool) -> None:
+def test_an_image_without_python_says_what_needs_it(
+    strategy: str, message: str, is_told: bool, golden: Golden
+) -> None:
     job = build_job(uid="u", restartStrategy=strategy)
     ended = pod(1, ended=0, exitCode=128, reason="StartError", message=message)
     failure = first_failure(read_observed(Snapshot(job, [pod(0), ended])), SEATS, NOW)
     assert failure is not None
-    assert ("(3.9 or later)" in failure.sentence, "restartStrategy: Recreate" in failure.sentence) == (
-        is_told,
-        is_told,
-    )
-    assert "container init" not in failure.sentence
+    assert ("restartStrategy: Recreate" in failure.sentence) is is_told
+    golden(failure.sentence)
 
 
 @pytest.mark.parametrize(
@@ -201,32 +176,15 @@ LOW = "The node was low on resource: memory. Threshold quantity: 12Gi, available
 
 
 @pytest.mark.parametrize(
-    ("status", "sentence"),
+    "status",
     [
-        (
-            {"phase": "Failed", "reason": "Evicted", "message": LOW},
-            f"worker 1 on node n was removed by the cluster (Evicted: {LOW})",
-        ),
-        (
-            {
-                "conditions": [
-                    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-                ]
-            },
-            "worker 1 on node n was preempted by a pod of higher priority (PreemptionByScheduler)",
-        ),
-        (
-            {
-                "conditions": [
-                    {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-                ]
-            },
-            "worker 1 on node n was removed by the cluster (EvictionByEvictionAPI)",
-        ),
+        {"phase": "Failed", "reason": "Evicted", "message": LOW},
+        {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]},
+        {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]},
     ],
 )
 def test_what_the_cluster_did_is_said_with_its_reason_and_is_uncounted(
-    status: dict[str, Any], sentence: str
+    status: dict[str, Any], golden: Golden
 ) -> None:
     gone = pod(1, ended=2, exitCode=86, message='{"agent": 1}')
     gone["spec"]["nodeName"] = "n"
@@ -234,4 +192,4 @@ def test_what_the_cluster_did_is_said_with_its_reason_and_is_uncounted(
     failure = failure_of(pod(0), gone)
     assert failure is not None
     assert not failure.cause.counted
-    assert failure.sentence.startswith(sentence)
+    golden(failure.sentence)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.golden import Golden
 from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
 from trainjob.api import parse
@@ -147,12 +148,12 @@ async def test_the_group_comes_before_its_pods_and_the_evaluator_after_they_have
 
 
 @pytest.mark.parametrize("reason", ["Unschedulable", "Schedulable"])
-async def test_a_gang_that_gets_no_nodes_says_so_and_never_yields(reason: str) -> None:
+async def test_a_gang_that_gets_no_nodes_says_so_and_never_yields(reason: str, golden: Golden) -> None:
     world = GangWorld(build_gang_job(restartStrategy="Recreate", startTimeoutSeconds=60))
     await world.settle()
     world.reject(reason)
     await world.pass_time(3600)
-    assert world.status.message == "waiting for nodes for 2 replicas at once: 0/3 nodes are available"
+    golden(world.status.message)
     assert (world.status.state, world.status.attempt, len(world.pods)) == ("Pending", 1, 2)
     world.cluster.hold_pod(world.pod("worker", 0), "ImagePullBackOff", "no such image")
     await world.pass_time(59)
@@ -247,10 +248,10 @@ async def test_a_job_that_runs_without_a_group_gets_one_with_its_next_attempt() 
     assert LABEL in world.pod("worker")["metadata"]["labels"]
 
 
-async def test_a_group_of_another_owner_holds_the_job_up() -> None:
+async def test_a_group_of_another_owner_holds_the_job_up(golden: Golden) -> None:
     world = GangWorld()
     name = pod_group_name("digits", world.cluster.job(world.key)["metadata"]["uid"])
     world.cluster.put({"kind": "PodGroup", "metadata": {"name": name, "namespace": "default"}})
     await world.settle()
     assert (world.status.state, world.pods) == ("Pending", [])
-    assert f"PodGroup {name} exists and isn't this job's" in (world.status.message or "")
+    golden(world.status.message)

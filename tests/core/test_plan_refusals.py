@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.golden import Golden
 from support.world.jobs import build_plain_job
 from support.world.world import World
 from trainjob.cluster import Refused
@@ -28,13 +29,13 @@ def refuse_evaluator(operation: str, manifest: dict[str, Any]) -> Exception | No
     return Refused("Forbidden", "exceeded quota: pods") if theirs else None
 
 
-async def test_a_refused_evaluator_is_reported_and_tried_again_while_workers_train() -> None:
+async def test_a_refused_evaluator_is_reported_and_tried_again_while_workers_train(golden: Golden) -> None:
     world = World(build_plain_job())
     world.cluster.fault = refuse_evaluator
     await world.started()
     again = await world.settle()
     assert world.status.state == "Running"
-    assert "exceeded quota: pods" in (world.status.message or "")
+    golden(world.status.message)
     assert again is not None
     before = len(world.cluster.writes)
     await world.pass_time(300)
@@ -42,10 +43,10 @@ async def test_a_refused_evaluator_is_reported_and_tried_again_while_workers_tra
     world.cluster.fault = lambda *_: None
     await world.pass_time(15)
     assert world.pod("evaluator")
-    assert world.status.message == "training on 2 workers"
+    golden(world.status.message)
 
 
-async def test_an_evaluator_that_is_refused_for_good_fails_no_training() -> None:
+async def test_an_evaluator_that_is_refused_for_good_fails_no_training(golden: Golden) -> None:
     world = World(build_plain_job())
     world.cluster.fault = lambda operation, manifest: (
         Refused("Invalid", "no such field") if refuse_evaluator(operation, manifest) else None
@@ -55,7 +56,7 @@ async def test_an_evaluator_that_is_refused_for_good_fails_no_training() -> None
     world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
     await world.pass_time(600)
     assert world.status.state == "Complete"
-    assert "the evaluator couldn't be created: no such field" in (world.status.message or "")
+    golden(world.status.message)
 
 
 async def test_an_evicted_evaluator_comes_back_at_any_budget() -> None:

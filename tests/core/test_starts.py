@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.golden import Golden
 from support.world.agents import Agents, training
 from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
@@ -20,7 +21,9 @@ def states_of(world: World) -> tuple[str | None, int, int]:
 
 
 @pytest.mark.parametrize("build", BUILDERS)
-async def test_a_failing_init_container_backs_off_and_counts_once_for_all_pods(build: Any) -> None:
+async def test_a_failing_init_container_backs_off_and_counts_once_for_all_pods(
+    build: Any, golden: Golden
+) -> None:
     world = World(build(workers=4, maxRestarts=2, evaluator=False))
     await world.settle()
     for delay in (10, 20):
@@ -30,9 +33,7 @@ async def test_a_failing_init_container_backs_off_and_counts_once_for_all_pods(b
             await world.settle()
             world.let_go()
         await world.settle()
-        assert "failed in its init container fetch (exit code 1: permission denied)" in (
-            world.status.message or ""
-        )
+        golden(world.status.message)
         assert states_of(world) == ("Restarting", delay // 10, 0)
         await world.pass_time(delay - 1)
         assert world.pods == []
@@ -42,7 +43,7 @@ async def test_a_failing_init_container_backs_off_and_counts_once_for_all_pods(b
     world.cluster.fail_init(world.pod("worker", 3), message="permission denied")
     await world.settle()
     assert world.status.state in ("Failing", "Failed")
-    assert (world.status.message or "").endswith("2 of 2 restarts used")
+    golden(world.status.message)
 
 
 async def test_a_pod_that_fails_at_its_start_later_joins_the_restart() -> None:
@@ -63,13 +64,13 @@ async def test_a_pod_that_fails_at_its_start_later_joins_the_restart() -> None:
     assert states_of(world) == ("Running", 1, 0)
 
 
-async def test_a_missing_program_ends_the_first_attempt() -> None:
+async def test_a_missing_program_ends_the_first_attempt(golden: Golden) -> None:
     world = World(build_job(evaluator=False))
     await world.settle()
     message = 'container init: exec: "python3": executable file not found in $PATH: unknown'
     world.cluster.end_pod(world.pod("worker", 0), 128, reason="StartError", message=message)
     await world.settle()
-    assert (world.status.message or "").endswith("restartStrategy: Recreate; a restart can't fix that")
+    golden(world.status.message)
 
 
 async def test_an_evaluators_init_container_backs_off_too() -> None:
@@ -83,7 +84,7 @@ async def test_an_evaluators_init_container_backs_off_too() -> None:
     assert world.pod("evaluator")["metadata"]["name"] != before
 
 
-async def test_an_evaluator_that_does_not_start_says_why_beside_training_and_after_it() -> None:
+async def test_an_evaluator_that_does_not_start_says_why_beside_training_and_after_it(golden: Golden) -> None:
     world = World(build_job())
     agents = Agents(world)
     await world.settle()
@@ -91,12 +92,12 @@ async def test_an_evaluator_that_does_not_start_says_why_beside_training_and_aft
     agents.meet()
     world.cluster.hold_pod(world.pod("evaluator"), "ImagePullBackOff", "no such image")
     await world.pass_time(60)
-    why = "evaluator 0 can't start: ImagePullBackOff: no such image"
-    assert (world.status.state, world.status.message) == ("Running", f"training on 2 workers; {why}")
+    assert world.status.state == "Running"
+    golden(world.status.message)
     world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
     await world.pass_time(60)
     assert world.status.state == "Evaluating"
-    assert (world.status.message or "").endswith(f"; {why}")
+    golden(world.status.message)
     world.cluster.run_pod(world.pod("evaluator"))
     await world.pass_time(60)
     assert "can't start" not in (world.status.message or "")
@@ -104,9 +105,6 @@ async def test_an_evaluator_that_does_not_start_says_why_beside_training_and_aft
 
 RUNS = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 SINCE = "2026-01-01T00:00:00Z"
-UNKNOWN = (
-    "its image is still pulled, or a volume is missing; kubectl describe pod {pod} -n default says which"
-)
 MOUNT = 'MountVolume.SetUp failed for volume "data" : configmap "nothing" not found'
 
 
@@ -115,22 +113,18 @@ def event(reason: str, message: str, kind: str = "Normal") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("state", "newest", "message"),
+    ("state", "newest"),
     [
-        (RUNS, None, f"init container fetch has been running since {SINCE}"),
-        (
-            RUNS,
-            event("Unhealthy", "Startup probe failed: 503", "Warning"),
-            f"init container fetch has been running since {SINCE} (Unhealthy: Startup probe failed: 503)",
-        ),
-        (None, event("FailedMount", MOUNT, "Warning"), f"FailedMount: {MOUNT}"),
-        (None, event("Pulling", 'Pulling image "tf:1"'), f'Pulling image "tf:1" since {SINCE}'),
-        (None, event("Scheduled", "Successfully assigned"), UNKNOWN),
-        (None, None, UNKNOWN),
+        (RUNS, None),
+        (RUNS, event("Unhealthy", "Startup probe failed: 503", "Warning")),
+        (None, event("FailedMount", MOUNT, "Warning")),
+        (None, event("Pulling", 'Pulling image "tf:1"')),
+        (None, event("Scheduled", "Successfully assigned")),
+        (None, None),
     ],
-)  # fmt: skip
+)
 async def test_a_pod_with_a_node_is_never_replaced_and_says_what_it_does(
-    state: dict[str, Any] | None, newest: dict[str, Any] | None, message: str
+    state: dict[str, Any] | None, newest: dict[str, Any] | None, golden: Golden
 ) -> None:
     world = World(build_job(startTimeoutSeconds=20, evaluator=False))
     await world.settle()
@@ -141,10 +135,11 @@ async def test_a_pod_with_a_node_is_never_replaced_and_says_what_it_does(
     for pod in world.pods:
         world.cluster.set_init(pod, state or waiting)
     await world.pass_time(29)
-    assert (world.status.state, world.status.message) == ("Pending", "starting 2 workers")
+    assert world.status.state == "Pending"
+    golden(world.status.message)
     await world.pass_time(1)
-    told = f"worker 0 hasn't started yet: {message.format(pod=names[0])}"
-    assert world.status.message == told
+    told = world.status.message
+    golden(told)
     await world.pass_time(3600)
     assert [p["metadata"]["name"] for p in world.pods] == names
     assert (world.status.message, *states_of(world)) == (told, "Pending", 0, 0)
@@ -154,7 +149,9 @@ async def test_a_pod_with_a_node_is_never_replaced_and_says_what_it_does(
 
 
 @pytest.mark.parametrize("held", ["ImagePullBackOff", "CreateContainerConfigError", "slow"])
-async def test_a_job_with_one_pod_without_a_node_makes_room_whatever_its_other_pods_do(held: str) -> None:
+async def test_a_job_with_one_pod_without_a_node_makes_room_whatever_its_other_pods_do(
+    held: str, golden: Golden
+) -> None:
     """Two jobs that are half placed each would block each other."""
     world = World(build_job(startTimeoutSeconds=60, evaluator=False))
     await world.settle()
@@ -166,7 +163,7 @@ async def test_a_job_with_one_pod_without_a_node_makes_room_whatever_its_other_p
     world.cluster.hold_pod(world.pod("worker", 1), "Unschedulable", "no room")
     await world.pass_time(61)
     assert (world.status.state, world.status.restarts.not_counted) == ("Restarting", 1)
-    assert "worker 1 can't start: Unschedulable: no room; yielded after 60 s" in (world.status.message or "")
+    golden(world.status.message)
     world.let_go()
     await world.settle()
     assert names.isdisjoint(p["metadata"]["name"] for p in world.pods)
@@ -189,7 +186,7 @@ async def test_the_time_without_a_node_is_the_pods_own() -> None:
     assert "StartTimeout" in dict(world.cluster.events)
 
 
-async def test_a_worker_that_never_joins_is_named_and_keeps_its_pod() -> None:
+async def test_a_worker_that_never_joins_is_named_and_keeps_its_pod(golden: Golden) -> None:
     world = World(build_job(startTimeoutSeconds=60, evaluator=False))
     agents = Agents(world, lost={"worker-1": 5.0}, state_of_lost="absent")
     await world.settle()
@@ -197,7 +194,5 @@ async def test_a_worker_that_never_joins_is_named_and_keeps_its_pod() -> None:
     world.each(world.cluster.run_pod)
     agents.tell()
     await world.pass_time(120)
-    assert (world.status.message or "").startswith(
-        "worker 1: not joined the others, though all pods have run"
-    )
+    golden(world.status.message)
     assert [p["metadata"]["name"] for p in world.pods] == names
