@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from support.golden import Golden
 from support.world.tfjobs import build_tfjob, converted, notes_of, refusals_of
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -36,17 +37,17 @@ def test_what_the_cluster_wrote_is_not(field: str, value: Any) -> None:
     assert notes_of(build_tfjob(metadata={field: value}))[f"metadata.{field}"].startswith("left out: ")
 
 
-def test_the_copy_that_kubectl_keeps_is_not_carried_over() -> None:
+def test_the_copy_that_kubectl_keeps_is_not_carried_over(golden: Golden) -> None:
     assert metadata_of(annotations={LAST_APPLIED: "{}"}) == {"name": "scans"}
     assert metadata_of(annotations={LAST_APPLIED: "{}", "c": "d"})["annotations"] == {"c": "d"}
     notes = notes_of(build_tfjob(metadata={"annotations": {LAST_APPLIED: "{}"}}))
-    assert "kubectl writes its own" in notes[f"metadata.annotations[{LAST_APPLIED}]"]
+    golden(notes[f"metadata.annotations[{LAST_APPLIED}]"])
 
 
-def test_a_generated_name_becomes_a_name() -> None:
+def test_a_generated_name_becomes_a_name(golden: Golden) -> None:
     tfjob = build_tfjob(metadata={"generateName": "scans-", "name": None})
     assert converted(tfjob).manifest["metadata"] == {"name": "scans"}
-    assert "becomes metadata.name" in notes_of(tfjob)["metadata.generateName"]
+    golden(notes_of(tfjob)["metadata.generateName"])
     assert "left out" in notes_of(build_tfjob(metadata={"generateName": "x-"}))["metadata.generateName"]
 
 
@@ -64,18 +65,18 @@ def test_the_status_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "path", "words"),
+    ("metadata", "path"),
     [
-        ({"name": "scans.north"}, "metadata.name", "must start with a lowercase letter"),
-        ({"name": "s" * 50}, "metadata.name", "must have at most 45 characters"),
-        ({"name": 7}, "metadata.name", "must be a string"),
-        ({"name": None}, "metadata.name", "required"),
-        ({"labels": [1]}, "metadata.labels", "must be an object"),
-        ({"labels": {"a": 1}}, "metadata.labels.a", "must be a string"),
+        ({"name": "scans.north"}, "metadata.name"),
+        ({"name": "s" * 50}, "metadata.name"),
+        ({"name": 7}, "metadata.name"),
+        ({"name": None}, "metadata.name"),
+        ({"labels": [1]}, "metadata.labels"),
+        ({"labels": {"a": 1}}, "metadata.labels.a"),
     ],
 )
-def test_metadata_that_is_refused(metadata: dict[str, Any], path: str, words: str) -> None:
-    assert words in refusals_of(build_tfjob(metadata=metadata))[path]
+def test_metadata_that_is_refused(metadata: dict[str, Any], path: str, golden: Golden) -> None:
+    golden(refusals_of(build_tfjob(metadata=metadata))[path])
 
 
 @pytest.mark.parametrize("metadata", [None, [], "scans"])

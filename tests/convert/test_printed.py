@@ -9,6 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from support.golden import Golden
 from support.world.tfjobs import build_claim_mount, build_replicas, build_tfjob
 from trainjob.api import read_documents
 from trainjob.cli import main
@@ -72,7 +73,7 @@ def test_a_script_is_read_as_it_was(script: str, is_block: bool) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing\n---\n---\n"])
-def test_of_nothing_it_says_what_it_expects(text: str) -> None:
+def test_of_nothing_it_says_what_it_expects(text: str, golden: Golden) -> None:
     result = convert(text)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "stdin: is empty; a TFJob is expected\n"
+    golden(result.stderr)

@@ -2,32 +2,33 @@ from typing import Any
 
 import pytest
 
+from support.golden import Golden
 from support.world.tfjobs import build_replicas, build_tfjob, notes_of, refusals_of, spec_of
 
 WORKER = "spec.tfReplicaSpecs.Worker.restartPolicy"
 
 
 @pytest.mark.parametrize(
-    ("policy", "limit", "expected", "words"),
+    ("policy", "limit", "expected"),
     [
-        ("OnFailure", 5, 5, "from the last checkpoint, at most spec.maxRestarts times"),
-        ("OnFailure", None, 3, "which is 3 where a TFJob without backoffLimit has no limit"),
-        ("OnFailure", 0, 0, "restarts the training of all replicas"),
-        ("Always", 5, 5, "a replica that ends with exit code 0 is finished"),
-        ("Always", None, 3, "which is 3"),
-        ("ExitCode", 5, 5, "1 to 127 too"),
-        ("ExitCode", None, 3, "exits with 80"),
-        ("Never", None, 0, "raise it"),
-        ("Never", 5, 0, "raise it"),
-        (None, None, 0, "a TFJob's default"),
-        ("", None, 0, "a TFJob's default"),
+        ("OnFailure", 5, 5),
+        ("OnFailure", None, 3),
+        ("OnFailure", 0, 0),
+        ("Always", 5, 5),
+        ("Always", None, 3),
+        ("ExitCode", 5, 5),
+        ("ExitCode", None, 3),
+        ("Never", None, 0),
+        ("Never", 5, 0),
+        (None, None, 0),
+        ("", None, 0),
     ],
 )
-def test_every_policy(policy: str | None, limit: int | None, expected: int, words: str) -> None:
+def test_every_policy(policy: str | None, limit: int | None, expected: int, golden: Golden) -> None:
     run_policy = {} if limit is None else {"backoffLimit": limit}
     tfjob = build_tfjob({"Worker": build_replicas(2, policy)}, runPolicy=run_policy)
     assert spec_of(tfjob)["maxRestarts"] == expected
-    assert words in notes_of(tfjob)[WORKER]
+    golden(notes_of(tfjob)[WORKER])
 
 
 @pytest.mark.parametrize("policy", ["Never", None])
@@ -36,50 +37,41 @@ def test_a_limit_without_effect_is_noted(policy: str | None) -> None:
     assert "left out" in notes_of(tfjob)["spec.runPolicy.backoffLimit"]
 
 
-def test_one_role_that_restarts_is_enough() -> None:
+def test_one_role_that_restarts_is_enough(golden: Golden) -> None:
     tfjob = build_tfjob({"Chief": build_replicas(policy="Never"), "Worker": build_replicas(2)})
     assert spec_of(tfjob)["maxRestarts"] == 3
-    assert "Never can't hold for one role" in notes_of(tfjob)["spec.tfReplicaSpecs.Chief.restartPolicy"]
+    golden(notes_of(tfjob)["spec.tfReplicaSpecs.Chief.restartPolicy"])
 
 
 @pytest.mark.parametrize("policy", ["Always", "OnFailure", "Never", "ExitCode"])
-def test_the_evaluator_does_not_decide(policy: str) -> None:
+def test_the_evaluator_does_not_decide(policy: str, golden: Golden) -> None:
     tfjob = build_tfjob(
         {"Worker": build_replicas(2, "Never"), "Evaluator": build_replicas(policy=policy)},
     )
     assert spec_of(tfjob)["maxRestarts"] == 0
-    assert "never fails the job" in notes_of(tfjob)["spec.tfReplicaSpecs.Evaluator.restartPolicy"]
+    golden(notes_of(tfjob)["spec.tfReplicaSpecs.Evaluator.restartPolicy"])
 
 
-@pytest.mark.parametrize(
-    ("policy", "words"),
-    [
-        ("onFailure", 'did you mean "OnFailure"?'),
-        (3, "got 3"),
-        (["Never"], "got a list"),
-        ({}, "got an object"),
-    ],
-)
-def test_a_policy_that_there_is_not(policy: Any, words: str) -> None:
+@pytest.mark.parametrize("policy", ["onFailure", 3, ["Never"], {}])
+def test_a_policy_that_there_is_not(policy: Any, golden: Golden) -> None:
     for role in ("Worker", "Evaluator"):
         replicas = {"Worker": build_replicas(2), role: {**build_replicas(), "restartPolicy": policy}}
-        assert words in refusals_of(build_tfjob(replicas))[f"spec.tfReplicaSpecs.{role}.restartPolicy"]
+        golden(refusals_of(build_tfjob(replicas))[f"spec.tfReplicaSpecs.{role}.restartPolicy"])
 
 
-@pytest.mark.parametrize(("limit", "words"), [(-1, "at least 0"), ("3", "an integer"), (2.5, "an integer")])
-def test_a_limit_that_can_not_be(limit: Any, words: str) -> None:
-    assert words in refusals_of(build_tfjob(runPolicy={"backoffLimit": limit}))["spec.runPolicy.backoffLimit"]
+@pytest.mark.parametrize("limit", [-1, "3", 2.5])
+def test_a_limit_that_can_not_be(limit: Any, golden: Golden) -> None:
+    golden(refusals_of(build_tfjob(runPolicy={"backoffLimit": limit}))["spec.runPolicy.backoffLimit"])
 
 
 NO_COMMAND: dict[str, Any] = {"container": {"command": None}}
 
 
 @pytest.mark.parametrize("command", [None, []])
-def test_without_a_command_pods_are_replaced(command: Any) -> None:
+def test_without_a_command_pods_are_replaced(command: Any, golden: Golden) -> None:
     tfjob = build_tfjob({"Worker": build_replicas(2, container={"command": command})})
     assert spec_of(tfjob)["restartStrategy"] == "Recreate"
-    note = notes_of(tfjob)["spec.tfReplicaSpecs.Worker.template.spec.containers[0].command"]
-    assert "write the image's command here" in note
+    golden(notes_of(tfjob)["spec.tfReplicaSpecs.Worker.template.spec.containers[0].command"])
 
 
 def test_with_a_command_training_restarts_in_place() -> None:

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from support.golden import Golden
 from support.world.tfjobs import build_replicas, build_tfjob, notes_of, refusals_of, spec_of
 from trainjob.api import parse
 from trainjob.convert import convert
@@ -43,23 +44,19 @@ def test_every_shape_of_a_job(replicas: dict[str, Any], expected: dict[str, int]
 
 
 @pytest.mark.parametrize(
-    ("replicas", "path", "words"),
+    ("replicas", "path"),
     [
-        ({"Master": R, "Worker": R}, "Master", 'TF_CONFIG calls it "chief" instead of "master"'),
-        ({"Chief": R}, "Chief", "TF_CONFIG calls it worker 0 instead of chief 0"),
-        ({"PS": R, "Worker": R}, "PS", "spec.chief is added with the template of Worker"),
-        ({"Chief": R, "PS": R}, "Chief", "becomes spec.chief and one worker"),
-        (
-            {"Chief": build_replicas(3), "Worker": R},
-            "Chief.replicas",
-            "becomes 1: a TrainJob has one chief, not 3",
-        ),
-        ({"Worker": R, "Evaluator": build_replicas(2)}, "Evaluator.replicas", "becomes 1"),
-        ({"Worker": R, "PS": build_replicas(0)}, "PS", "left out: it has no replicas"),
+        ({"Master": R, "Worker": R}, "Master"),
+        ({"Chief": R}, "Chief"),
+        ({"PS": R, "Worker": R}, "PS"),
+        ({"Chief": R, "PS": R}, "Chief"),
+        ({"Chief": build_replicas(3), "Worker": R}, "Chief.replicas"),
+        ({"Worker": R, "Evaluator": build_replicas(2)}, "Evaluator.replicas"),
+        ({"Worker": R, "PS": build_replicas(0)}, "PS"),
     ],
 )
-def test_a_role_that_changes_is_noted(replicas: dict[str, Any], path: str, words: str) -> None:
-    assert words in notes_of(build_tfjob(replicas))[f"spec.tfReplicaSpecs.{path}"]
+def test_a_role_that_changes_is_noted(replicas: dict[str, Any], path: str, golden: Golden) -> None:
+    golden(notes_of(build_tfjob(replicas))[f"spec.tfReplicaSpecs.{path}"])
 
 
 def test_a_chief_keeps_its_name_beside_workers() -> None:
@@ -69,44 +66,40 @@ def test_a_chief_keeps_its_name_beside_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "path", "words"),
+    ("replicas", "path"),
     [
-        (None, "spec.tfReplicaSpecs", "required"),
-        ([], "spec.tfReplicaSpecs", "must be an object, got a list"),
-        ({}, "spec.tfReplicaSpecs", "has neither Worker nor Chief"),
-        ({"PS": R}, "spec.tfReplicaSpecs", "has neither Worker nor Chief"),
-        ({"Worker": R, "Scheduler": R}, "spec.tfReplicaSpecs.Scheduler", "the replica types are"),
-        ({"Worker": R, "Workers": R}, "spec.tfReplicaSpecs.Workers", 'did you mean "Worker"?'),
-        ({"Worker": R, "Chief": R, "Master": R}, "spec.tfReplicaSpecs.Master", "a second chief beside Chief"),
-        ({"Worker": R, "worker": R}, "spec.tfReplicaSpecs.worker", "a second worker beside Worker"),
-        ({"Worker": None}, "spec.tfReplicaSpecs.Worker", "must be an object, got null"),
-        ({"Worker": {"replicas": 2}}, "spec.tfReplicaSpecs.Worker.template", "required"),
-        (
-            {"Worker": {"template": []}},
-            "spec.tfReplicaSpecs.Worker.template",
-            "must be an object, got a list",
-        ),
-        ({"Worker": build_replicas(0)}, "spec.tfReplicaSpecs.Worker.replicas", "must be at least 1, got 0"),
-        ({"Worker": {**R, "replicas": "2"}}, "spec.tfReplicaSpecs.Worker.replicas", "must be an integer"),
-        ({"Worker": {**R, "replicas": True}}, "spec.tfReplicaSpecs.Worker.replicas", "must be an integer"),
-        ({"Worker": R, "Chief": {**R, "replicas": True}}, "spec.tfReplicaSpecs.Chief.replicas", "an integer"),
+        (None, "spec.tfReplicaSpecs"),
+        ([], "spec.tfReplicaSpecs"),
+        ({}, "spec.tfReplicaSpecs"),
+        ({"PS": R}, "spec.tfReplicaSpecs"),
+        ({"Worker": R, "Scheduler": R}, "spec.tfReplicaSpecs.Scheduler"),
+        ({"Worker": R, "Workers": R}, "spec.tfReplicaSpecs.Workers"),
+        ({"Worker": R, "Chief": R, "Master": R}, "spec.tfReplicaSpecs.Master"),
+        ({"Worker": R, "worker": R}, "spec.tfReplicaSpecs.worker"),
+        ({"Worker": None}, "spec.tfReplicaSpecs.Worker"),
+        ({"Worker": {"replicas": 2}}, "spec.tfReplicaSpecs.Worker.template"),
+        ({"Worker": {"template": []}}, "spec.tfReplicaSpecs.Worker.template"),
+        ({"Worker": build_replicas(0)}, "spec.tfReplicaSpecs.Worker.replicas"),
+        ({"Worker": {**R, "replicas": "2"}}, "spec.tfReplicaSpecs.Worker.replicas"),
+        ({"Worker": {**R, "replicas": True}}, "spec.tfReplicaSpecs.Worker.replicas"),
+        ({"Worker": R, "Chief": {**R, "replicas": True}}, "spec.tfReplicaSpecs.Chief.replicas"),
     ],
 )
-def test_what_makes_no_trainjob(replicas: Any, path: str, words: str) -> None:
+def test_what_makes_no_trainjob(replicas: Any, path: str, golden: Golden) -> None:
     tfjob = build_tfjob()
     tfjob["spec"]["tfReplicaSpecs"] = replicas
-    assert words in refusals_of(tfjob)[path]
+    golden(refusals_of(tfjob)[path])
 
 
-def test_the_form_of_v1alpha1_is_named() -> None:
+def test_the_form_of_v1alpha1_is_named(golden: Golden) -> None:
     tfjob = build_tfjob(replicaSpecs=[{"tfReplicaType": "MASTER"}])
     del tfjob["spec"]["tfReplicaSpecs"]
-    assert "write it as tfReplicaSpecs first" in refusals_of(tfjob)["spec.tfReplicaSpecs"]
+    golden(refusals_of(tfjob)["spec.tfReplicaSpecs"])
 
 
-def test_an_unknown_field_of_replicas_is_noted() -> None:
+def test_an_unknown_field_of_replicas_is_noted(golden: Golden) -> None:
     tfjob = build_tfjob({"Worker": {**R, "minReplicas": 1}})
-    assert "no field of" in notes_of(tfjob)["spec.tfReplicaSpecs.Worker.minReplicas"]
+    golden(notes_of(tfjob)["spec.tfReplicaSpecs.Worker.minReplicas"])
 
 
 def test_short_things_come_first() -> None:

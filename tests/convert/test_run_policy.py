@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from support.golden import Golden
 from support.world.tfjobs import build_replicas, build_tfjob, notes_of, refusals_of, spec_of
 
 CHIEF_AND_WORKERS = {"Chief": build_replicas(), "Worker": build_replicas(2)}
@@ -25,15 +26,10 @@ def test_what_has_the_same_meaning_is_kept(field: str, value: Any) -> None:
         assert not [path for path in notes_of(tfjob) if path.endswith(field)]
 
 
-@pytest.mark.parametrize(
-    ("policy", "words"),
-    [("All", "ended stay for their logs"), ("None", "still run when the job has ended are stopped")],
-)
-def test_cleaning_that_is_not_carried_over(policy: str, words: str) -> None:
-    assert (
-        words in notes_of(build_tfjob(runPolicy={"cleanPodPolicy": policy}))["spec.runPolicy.cleanPodPolicy"]
-    )
-    assert words in notes_of(build_tfjob(cleanPodPolicy=policy))["spec.cleanPodPolicy"]
+@pytest.mark.parametrize("policy", ["All", "None"])
+def test_cleaning_that_is_not_carried_over(policy: str, golden: Golden) -> None:
+    golden(notes_of(build_tfjob(runPolicy={"cleanPodPolicy": policy}))["spec.runPolicy.cleanPodPolicy"])
+    golden(notes_of(build_tfjob(cleanPodPolicy=policy))["spec.cleanPodPolicy"])
 
 
 @pytest.mark.parametrize("policy", ["Running", "", None])
@@ -55,53 +51,52 @@ def test_a_deadline_beyond_all_years() -> None:
     assert "left out" in notes_of(tfjob)["spec.runPolicy.activeDeadlineSeconds"]
 
 
-def test_the_old_places_and_names() -> None:
+def test_the_old_places_and_names(golden: Golden) -> None:
     tfjob = build_tfjob(ttlSecondsAfterFinishing=60, backoffLimit=7, runPolicy={"backoffLimit": 2})
     spec, notes = spec_of(tfjob), notes_of(tfjob)
     assert (spec["ttlSecondsAfterFinished"], spec["maxRestarts"]) == (60, 2)
-    assert "spec.runPolicy says it, too" in notes["spec.backoffLimit"]
+    golden(notes["spec.backoffLimit"])
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value"),
     [
-        ("minAvailable", 3, "wait for each other"),
-        ("minResources", {"cpu": "4"}, "ResourceQuota"),
-        ("queue", "ads", "in the pod template"),
-        ("scheduleTimeoutSeconds", 60, "spec.startTimeoutSeconds"),
-        ("minimum", 60, "no field of"),
+        ("minAvailable", 3),
+        ("minResources", {"cpu": "4"}),
+        ("queue", "ads"),
+        ("scheduleTimeoutSeconds", 60),
+        ("minimum", 60),
     ],
 )
-def test_gang_scheduling_is_noted(field: str, value: Any, words: str) -> None:
+def test_gang_scheduling_is_noted(field: str, value: Any, golden: Golden) -> None:
     notes = notes_of(build_tfjob(runPolicy={"schedulingPolicy": {field: value}}))
-    assert words in notes[f"spec.runPolicy.schedulingPolicy.{field}"]
+    golden(notes[f"spec.runPolicy.schedulingPolicy.{field}"])
 
 
-def test_the_priority_class_goes_to_pods_that_have_none() -> None:
+def test_the_priority_class_goes_to_pods_that_have_none(golden: Golden) -> None:
     replicas = {"Worker": build_replicas(2), "Chief": build_replicas(pod={"priorityClassName": "high"})}
     tfjob = build_tfjob(replicas, runPolicy={"schedulingPolicy": {"priorityClass": "low"}})
     spec = spec_of(tfjob)
     assert spec["template"]["spec"]["priorityClassName"] == "low"
     assert spec["chief"] == {"priorityClassName": "high"}
-    assert "becomes priorityClassName" in notes_of(tfjob)["spec.runPolicy.schedulingPolicy.priorityClass"]
+    golden(notes_of(tfjob)["spec.runPolicy.schedulingPolicy.priorityClass"])
 
 
 @pytest.mark.parametrize(
-    ("replicas", "policy", "words"),
+    ("replicas", "policy"),
     [
-        (None, "", "all ended with exit code 0"),
-        (CHIEF_AND_WORKERS, "", "all ended with exit code 0"),
-        (None, "AllWorkers", None),
-        (CHIEF_AND_WORKERS, "AllWorkers", None),
-        ({"Worker": build_replicas(1)}, "", None),
-        (WITH_PS, "", None),
-        (WITH_PS, "AllWorkers", "when the chief has ended"),
-        (None, None, None),
+        (None, ""),
+        (CHIEF_AND_WORKERS, ""),
+        (None, "AllWorkers"),
+        (CHIEF_AND_WORKERS, "AllWorkers"),
+        ({"Worker": build_replicas(1)}, ""),
+        (WITH_PS, ""),
+        (WITH_PS, "AllWorkers"),
+        (None, None),
     ],
 )
-def test_the_success_policy(replicas: dict[str, Any] | None, policy: str | None, words: str | None) -> None:
-    note = notes_of(build_tfjob(replicas, successPolicy=policy)).get("spec.successPolicy")
-    assert (words in note) if words and note else note is words
+def test_the_success_policy(replicas: dict[str, Any] | None, policy: str | None, golden: Golden) -> None:
+    golden(notes_of(build_tfjob(replicas, successPolicy=policy)).get("spec.successPolicy"))
 
 
 @pytest.mark.parametrize(("enabled", "noted"), [(True, True), (False, False), (None, False)])
@@ -110,28 +105,27 @@ def test_dynamic_workers(enabled: bool | None, noted: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "path", "words"),
+    ("spec", "path"),
     [
-        ({"runPolicy": []}, "spec.runPolicy", "must be an object"),
-        ({"runPolicy": {"cleanPodPolicy": "all"}}, "spec.runPolicy.cleanPodPolicy", "All, Running or None"),
-        ({"runPolicy": {"cleanPodPolicy": []}}, "spec.runPolicy.cleanPodPolicy", "got a list"),
-        ({"runPolicy": {"suspend": "no"}}, "spec.runPolicy.suspend", "must be true or false"),
-        ({"suspend": 1}, "spec.suspend", "must be true or false"),
-        ({"runPolicy": {"activeDeadlineSeconds": 0}}, "spec.runPolicy.activeDeadlineSeconds", "at least 1"),
-        ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished", "at least 0"),
-        ({"runPolicy": {"managedBy": "me"}}, "spec.runPolicy.managedBy", "must be a domain"),
-        ({"runPolicy": {"schedulingPolicy": 1}}, "spec.runPolicy.schedulingPolicy", "must be an object"),
+        ({"runPolicy": []}, "spec.runPolicy"),
+        ({"runPolicy": {"cleanPodPolicy": "all"}}, "spec.runPolicy.cleanPodPolicy"),
+        ({"runPolicy": {"cleanPodPolicy": []}}, "spec.runPolicy.cleanPodPolicy"),
+        ({"runPolicy": {"suspend": "no"}}, "spec.runPolicy.suspend"),
+        ({"suspend": 1}, "spec.suspend"),
+        ({"runPolicy": {"activeDeadlineSeconds": 0}}, "spec.runPolicy.activeDeadlineSeconds"),
+        ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished"),
+        ({"runPolicy": {"managedBy": "me"}}, "spec.runPolicy.managedBy"),
+        ({"runPolicy": {"schedulingPolicy": 1}}, "spec.runPolicy.schedulingPolicy"),
         (
             {"runPolicy": {"schedulingPolicy": {"priorityClass": 1}}},
             "spec.runPolicy.schedulingPolicy.priorityClass",
-            "must be a string",
         ),
-        ({"successPolicy": "ChiefOnly"}, "spec.successPolicy", 'must be "" or AllWorkers'),
-        ({"enableDynamicWorker": "yes"}, "spec.enableDynamicWorker", "must be true or false"),
+        ({"successPolicy": "ChiefOnly"}, "spec.successPolicy"),
+        ({"enableDynamicWorker": "yes"}, "spec.enableDynamicWorker"),
     ],
 )
-def test_values_that_can_not_be(spec: dict[str, Any], path: str, words: str) -> None:
-    assert words in refusals_of(build_tfjob(**spec))[path]
+def test_values_that_can_not_be(spec: dict[str, Any], path: str, golden: Golden) -> None:
+    golden(refusals_of(build_tfjob(**spec))[path])
 
 
 @pytest.mark.parametrize(
@@ -142,5 +136,5 @@ def test_values_that_can_not_be(spec: dict[str, Any], path: str, words: str) -> 
         ({"tfImage": "x"}, "spec.tfImage"),
     ],
 )
-def test_an_unknown_field_is_noted(spec: dict[str, Any], path: str) -> None:
-    assert notes_of(build_tfjob(**spec))[path].startswith("left out: it is no field of a TFJob")
+def test_an_unknown_field_is_noted(spec: dict[str, Any], path: str, golden: Golden) -> None:
+    golden(notes_of(build_tfjob(**spec))[path])

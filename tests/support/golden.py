@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-AREAS = {"core": "controller"}
+AREAS = {"core": "controller", "convert": "converter"}
 FOLDER = Path(__file__).parents[1] / "golden"
-ACCEPTS = os.environ.get("GOLDEN") == "accept" and not os.environ.get("CI")
+ACCEPTS = "" if os.environ.get("CI") else os.environ.get("GOLDEN", "")
+"""Whether texts are written: `all` (as `make golden` has it), or those of `some` tests."""
 
 
 class Golden:
@@ -28,7 +29,7 @@ class Golden:
         self.lines: list[str] = []
 
     def __call__(self, *texts: str | None) -> None:
-        self.lines += [f"    {line}".rstrip() for text in texts for line in str(text).split("\n")]
+        self.lines += [f"    {line}".rstrip() for text in texts for line in str(text).splitlines()]
 
 
 def section_of(item: pytest.Item) -> str:
@@ -79,9 +80,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make golden` runs only tests with such texts, and removes the sections of tests that are gone."""
+    """Accept from the tests that note texts; with all of them, sections of tests that are gone go, too."""
     if ACCEPTS:
         items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+    if ACCEPTS == "all":
         sections = {section_of(item) for item in items}
         for file in FOLDER.iterdir():
             update(file, {name: [] for name in read(file) if name not in sections})
