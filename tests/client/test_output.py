@@ -19,6 +19,7 @@ from support.cli.outputs import READING, STARTED, store_job_with_output, store_r
 from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import ended, stored_job
+from support.golden import Golden
 from trainjob import ClusterProblem, Job, NoCluster
 from trainjob.client import output, output_archive
 from trainjob.client.output import (
@@ -166,37 +167,30 @@ WHOLE = packed((member("files/a"), b"content"))
 
 
 @pytest.mark.parametrize(
-    ("program", "told"),
+    "program",
     [
-        (Played(WHOLE[:1200]), "was not received whole"),
-        (Played(WHOLE[:600]), "was not received whole"),
-        (Played(packed((member("files/a"), b""), files=2)), "was not received whole (its end is missing)"),
-        (Played(b"no JSON\n" + WHOLE), "was not received whole"),
-        (Played(b"", 1, "Traceback\nOSError: a: No space"), "can't be read: OSError: a: No space; try again"),
-        (Played(b"", None, "exec: python3: not found"), "can't be read: exec: python3: not found"),
-        (Played(WHOLE, None, "the connection broke off"), "can't be read: the connection broke off"),
-        (Played(b'{"missing": ""}\n'), "digits has no output yet"),
+        Played(WHOLE[:1200]),
+        Played(WHOLE[:600]),
+        Played(packed((member("files/a"), b""), files=2)),
+        Played(b"no JSON\n" + WHOLE),
+        Played(b"", 1, "Traceback\nOSError: a: No space"),
+        Played(b"", None, "exec: python3: not found"),
+        Played(WHOLE, None, "the connection broke off"),
+        Played(b'{"missing": ""}\n'),
     ],
 )
-def test_what_was_not_received_whole_is_an_error(program: Played, told: str, tmp_path: Path) -> None:
+def test_what_was_not_received_whole_is_an_error(program: Played, tmp_path: Path, golden: Golden) -> None:
     with pytest.raises(ClusterProblem) as problem:
         receive("digits", program, tmp_path)
-    assert told in str(problem.value)
+    golden(str(problem.value))
 
 
-def test_a_path_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+def test_a_path_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, golden: Golden) -> None:
     root = write_output(tmp_path / "digits")
-    for path, told in (
-        (
-            "modle",
-            "the output of digits has no modle (did you mean model?); it has checkpoints/, evaluator/, ",
-        ),
-        ("checkpoints/step-50", "(did you mean checkpoints/step-40?); it has checkpoints/step-40/"),
-        ("result.json/x", "it has checkpoints/"),
-    ):
+    for path in ("modle", "checkpoints/step-50", "result.json/x"):
         with pytest.raises(NoSuchPath) as problem:
             receive("digits", Played(archive_of(root, paths=[path])), tmp_path)
-        assert told in str(problem.value)
+        golden(str(problem.value))
 
 
 # The pod.
@@ -206,19 +200,15 @@ ALONE = {"worker": {"replicas": 1}, "evaluator": {"replicas": 0}}
 
 
 @pytest.mark.parametrize(
-    ("spec", "status", "told"),
-    [
-        (ALONE | {"output": {"emptyDir": {}}}, STARTED, "is in a volume of each pod's own"),
-        ({}, {}, "digits has no output yet: Pending"),
-        ({"worker": {"replicas": 0}}, STARTED, "its spec is invalid (spec.worker.replicas"),
-    ],
+    ("spec", "status"),
+    [(ALONE | {"output": {"emptyDir": {}}}, STARTED), ({}, {}), ({"worker": {"replicas": 0}}, STARTED)],
 )
-def test_a_job_without_an_output_gets_no_pod(spec: Any, status: Any, told: str) -> None:
+def test_a_job_without_an_output_gets_no_pod(spec: Any, status: Any, golden: Golden) -> None:
     job = stored_job("Pending", **status)
     job["spec"] |= spec
     with pytest.raises(ClusterProblem) as problem:
         plan_reader(read_job(job), "abcd")
-    assert told in str(problem.value)
+    golden(str(problem.value))
 
 
 def test_the_output_is_where_the_job_has_it() -> None:
@@ -305,24 +295,20 @@ def forbid(part: str, message: str) -> Callable[[Asked], None]:
 
 
 @pytest.mark.parametrize(
-    ("part", "message", "told"),
+    ("part", "message"),
     [
-        (
-            "create",
-            'pods is forbidden: User "u" cannot create resource "pods"',
-            "you need create, list, watch and delete of pods, and create and get of pods/exec",
-        ),
-        ("create", "violates PodSecurity", "the pod that reads the output is refused: violates PodSecurity"),
-        ("exec", 'User "u" cannot create resource "pods/exec"', "and create and get of pods/exec"),
+        ("create", 'pods is forbidden: User "u" cannot create resource "pods"'),
+        ("create", "violates PodSecurity"),
+        ("exec", 'User "u" cannot create resource "pods/exec"'),
     ],
 )
 def test_what_a_user_may_not_do_is_named(
-    job: Job, api: CliServer, part: str, message: str, told: str, tmp_path: Path
+    job: Job, api: CliServer, part: str, message: str, tmp_path: Path, golden: Golden
 ) -> None:
     api.rules.append(forbid(part, message))
     with pytest.raises(ClusterProblem) as problem:
         job.model(tmp_path / "model")
-    assert told in str(problem.value)
+    golden(str(problem.value))
     assert isinstance(problem.value, NoCluster) == ("cannot" in message)
     assert api.count("delete", "pods") == 1
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from support.golden import Golden
 from support.kube.responses import status_object
 from trainjob.cli.ending import Exit, code_of
 from trainjob.client.problems import describe_problem, explain, is_missing, is_passing, lacks_api, no_such_job
@@ -35,22 +36,22 @@ UNREACHABLE = unreachable(
 
 
 @pytest.mark.parametrize(
-    ("problem", "words", "code"),
+    ("problem", "code"),
     [
-        (NO_CRD, "no trainjobs of trainjob.dev/v1alpha1: the CRD is not installed", Exit.NO_CLUSTER),
-        (NO_KIND, "the CRD is not installed", Exit.NO_CLUSTER),
-        (NO_NAMESPACE, "there is no namespace 'nowhere' in this cluster", Exit.FAILED),
-        (refused(LIST, 401, "Unauthorized", "Unauthorized"), "log in to the cluster again", Exit.NO_CLUSTER),
-        (refused(LIST, 403, "Forbidden", RBAC), f"doesn't allow it: {RBAC}", Exit.NO_CLUSTER),
-        (refused(LIST, 500, "InternalError", "etcd"), "can't list trainjobs now: etcd", Exit.NO_CLUSTER),
-        (refused(CREATE, 422, "Invalid", "no good"), "refuses to create trainjobs: no good", Exit.FAILED),
-        (error_of(418, b"", None, LIST), "HTTP status 418", Exit.FAILED),
-        (UNREACHABLE, "https://cluster:6443 can't be reached: Connection refused", Exit.NO_CLUSTER),
+        (NO_CRD, Exit.NO_CLUSTER),
+        (NO_KIND, Exit.NO_CLUSTER),
+        (NO_NAMESPACE, Exit.FAILED),
+        (refused(LIST, 401, "Unauthorized", "Unauthorized"), Exit.NO_CLUSTER),
+        (refused(LIST, 403, "Forbidden", RBAC), Exit.NO_CLUSTER),
+        (refused(LIST, 500, "InternalError", "etcd"), Exit.NO_CLUSTER),
+        (refused(CREATE, 422, "Invalid", "no good"), Exit.FAILED),
+        (error_of(418, b"", None, LIST), Exit.FAILED),
+        (UNREACHABLE, Exit.NO_CLUSTER),
     ],
 )
-def test_a_problem_in_one_sentence(problem: ClusterError, words: str, code: Exit) -> None:
+def test_a_problem_in_one_sentence(problem: ClusterError, code: Exit, golden: Golden) -> None:
     explained = explain(problem)
-    assert words in str(explained)
+    golden(str(explained))
     assert str(explained) == describe_problem(problem)
     assert "\n" not in str(explained)
     assert code_of(explained) == code
@@ -82,16 +83,8 @@ def test_an_answer_that_is_no_status_is_shortened() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "elsewhere", "words"),
-    [
-        (["digit", "other"], [], "; did you mean digit?"),
-        (["other"], [], "in namespace default"),
-        ([], [], ", nor any other: see --namespace and --context"),
-        (None, [], "in namespace default"),
-        (["digit"], ["b", "a"], "; there is one in namespace a (also in b): use -n a"),
-    ],
+    ("here", "elsewhere"),
+    [(["digit", "other"], []), (["other"], []), ([], []), (None, []), (["digit"], ["b", "a"])],
 )
-def test_a_job_that_is_not_there(here: list[str] | None, elsewhere: list[str], words: str) -> None:
-    told = no_such_job("digits", "default", here, elsewhere)
-    assert told.startswith("there is no TrainJob 'digits' in namespace default")
-    assert told.endswith(words)
+def test_a_job_that_is_not_there(here: list[str] | None, elsewhere: list[str], golden: Golden) -> None:
+    golden(no_such_job("digits", "default", here, elsewhere))

@@ -16,6 +16,7 @@ import pytest
 
 from support.cli.program import NOW, build_replica, build_run, condition
 from support.cli.stored_jobs import store_run
+from support.golden import Golden
 from trainjob.client.problems import ClusterProblem, NoJob
 from trainjob.client.request import Request
 from trainjob.client.run_record import (
@@ -58,31 +59,23 @@ def test_a_view_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "state", "message"),
+    ("fields", "state"),
     [
-        ({}, "Running", "training"),
-        (
-            {"pid": 2**22 + 1},
-            "Interrupted",
-            "its process is gone: killed, or the machine went down at step 5",
-        ),
-        ({"process": "an earlier one"}, "Interrupted", "its process is gone: killed, or the machine went"),
-        (
-            {"ended": NOW, "end": "interrupted"},
-            "Interrupted",
-            "it was stopped at step 5; continue with the same",
-        ),
-        ({"host": "another machine"}, "Interrupted", "its process is gone"),  # nobody holds the output
+        ({}, "Running"),
+        ({"pid": 2**22 + 1}, "Interrupted"),
+        ({"process": "an earlier one"}, "Interrupted"),
+        ({"ended": NOW, "end": "interrupted"}, "Interrupted"),
+        ({"host": "another machine"}, "Interrupted"),  # nobody holds the output
     ],
 )
 def test_a_run_whose_process_is_gone_is_interrupted(
-    fields: dict[str, Any], state: str, message: str, tmp_path: Path
+    fields: dict[str, Any], state: str, tmp_path: Path, golden: Golden
 ) -> None:
     view = build_run([build_replica()], message="training", progress={"step": 5})
     run = read_run_folder(store_run(tmp_path, view, command="trainjob run job.yaml", **fields))
     assert run is not None
     assert run.view.state == state
-    assert run.view.message.startswith(message)
+    golden(run.view.message)
     assert run.view.is_over == (state != "Running")
     assert run.view.replicas[0].state == ("training" if state == "Running" else "ended")
 
@@ -219,22 +212,21 @@ def test_when_a_run_is_finished(end: Any, marker: Any, is_finished: bool, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "more"),
+    "arguments",
     [
-        ([], "train on: ask for more, such as -- --epochs 50; "),
-        (["--epochs", "25"], "train on: ask for more, such as -- --epochs 50; "),
-        (["40", "0.02"], ""),  # the script's own words
+        [],
+        ["--epochs", "25"],
+        ["40", "0.02"],  # the script's own words
     ],
 )
-def test_what_is_said_of_a_finished_run(arguments: list[str], more: str, tmp_path: Path) -> None:
+def test_what_is_said_of_a_finished_run(arguments: list[str], tmp_path: Path, golden: Golden) -> None:
     score = EvaluationResult.model_validate({"step": 440, "metrics": {"loss": 0.1, "accuracy": 0.989}})
     view = replace(build_run([build_replica(total_epochs=25)], evaluation=score), uid="u")
     request = Request(asked={"arguments": arguments})
     run = Run(tmp_path / "digits.2", RunRecord(view=view, began=NOW, ended=NOW, request=request))
     (run.folder / "checkpoints").mkdir(parents=True)
     (run.folder / "checkpoints/final.json").write_text(json.dumps(FINAL))
-    told = "digits.2 is finished (step 550, accuracy 98.9 %, 12 minutes ago); "
-    assert describe_finished(run, NOW + MINUTES) == f"{told}{more}start over: trainjob delete digits.2"
+    golden(describe_finished(run, NOW + MINUTES))
 
 
 MINUTES = timedelta(minutes=12)

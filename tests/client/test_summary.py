@@ -3,6 +3,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from support.cli.program import build_replica, build_run, condition
+from support.golden import Golden
 from trainjob.client.presenter import Results, describe_end, describe_interruption
 from trainjob.client.view import ReplicaView
 from trainjob.cluster.protocol import PostedEvent
@@ -19,11 +20,6 @@ RESULTS = Results(
     command="trainjob run job.yaml",
 )
 COMPLETE = condition("Complete", "TrainingFinished", "training has finished")
-OUTPUT = (
-    "  model         runs/training/digits/model\n"
-    "  checkpoints   runs/training/digits/checkpoints\n"
-    "  TensorBoard   tensorboard --logdir runs/training/digits"
-)
 FINAL = EvaluationResult(step=440, metrics={"accuracy": 0.975, "loss": 0.08125}, final=True)
 
 
@@ -40,14 +36,9 @@ def _failed(first: dict[str, Any] | None = None, reason: str = "Crashed", **more
     return "\n".join(describe_end(build_run(state="Failed", **status), RESULTS))
 
 
-def test_success() -> None:
+def test_success(golden: Golden) -> None:
     worker = build_replica(state="finished", step=440, resumed_from=220)
-    assert _complete(worker, build_replica("evaluator-0", "finished"), evaluation=FINAL) == (
-        "digits is complete after 1m5s: training has finished\n"
-        "  steps         440, resumed from step 220\n"
-        "  evaluation    step 440: accuracy 97.5 %, loss 0.08125, final checkpoint\n"
-        f"{OUTPUT}"
-    )
+    golden(_complete(worker, build_replica("evaluator-0", "finished"), evaluation=FINAL))
 
 
 def test_notices_are_at_the_end() -> None:
@@ -64,10 +55,9 @@ def test_notices_are_at_the_end() -> None:
     assert "same command" in again
 
 
-def test_success_with_a_reason() -> None:
+def test_success_with_a_reason(golden: Golden) -> None:
     why = "training had finished before the job was restored from a backup"
-    text = _complete(build_replica(state="finished", step=120), message=why)
-    assert text == f"digits is complete after 1m5s: {why}\n  steps         120\n{OUTPUT}"
+    golden(_complete(build_replica(state="finished", step=120), message=why))
 
 
 def test_success_without_an_evaluator() -> None:
@@ -79,45 +69,35 @@ def test_success_without_a_model() -> None:
     assert "  model  " not in "\n".join(describe_end(job, Results(output="runs/x")))
 
 
-def test_success_without_a_step_names_what_reports_steps_and_nothing_that_is_not_there() -> None:
+def test_success_without_a_step_names_what_reports_steps_and_nothing_that_is_not_there(
+    golden: Golden,
+) -> None:
     why = f"training has finished, but {NO_STEPS}"
     conditions = [condition("Complete", "TrainingFinished", why)]
     job = build_run([build_replica(state="finished")], state="Complete", conditions=conditions)
-    assert describe_end(job, Results(output="runs/x")) == (f"digits is complete after 1m5s: {why}",)
+    golden(*describe_end(job, Results(output="runs/x")))
 
 
-def test_success_without_an_evaluation() -> None:
-    text = _complete(build_replica(state="finished", step=440), build_replica("evaluator-0", "finished"))
-    assert "\n  evaluation    none was reported\n" in text
+def test_success_without_an_evaluation(golden: Golden) -> None:
+    golden(_complete(build_replica(state="finished", step=440), build_replica("evaluator-0", "finished")))
 
 
-def test_success_whose_evaluator_failed() -> None:
+def test_success_whose_evaluator_failed(golden: Golden) -> None:
     failed = build_replica("evaluator-0", "failed (1)", exit_code=1, message="Traceback\nKeyError: 'x'")
-    text = _complete(build_replica(state="finished", step=440), failed)
-    assert "The training is complete, but its evaluation is not" in text
-    assert "    | KeyError: 'x'" in text
-    assert "whole log     evaluator-0.log" in text
+    golden(_complete(build_replica(state="finished", step=440), failed))
 
 
-def test_success_without_a_final_evaluation() -> None:
+def test_success_without_a_final_evaluation(golden: Golden) -> None:
     text = _complete(
         build_replica("evaluator-0", "stopping"),
         message="training has finished; the evaluator wasn't done in time",
         evaluation=EvaluationResult(step=220, metrics={"accuracy": 0.9}),
     )
-    assert "not the final checkpoint: step 220: accuracy 90.0 %" in text
-    assert "complete after 1m5s: training has finished; the evaluator wasn't done in time\n" in text
-    assert "\n  The final checkpoint was not evaluated.\n" in text
+    golden(text)
 
 
-def test_failure() -> None:
-    text = _failed({"reason": "Crashed", "exitCode": 1, "step": 30})
-    assert text.startswith("digits failed after 1m5s: worker 1 crashed\n")
-    assert "first failure worker-1, exit code 1 (Crashed), at step 30" in text
-    assert "    | ValueError: boom" in text
-    assert "    | line 5\n" not in text  # only the last ones
-    assert "whole log     runs/training/digits/logs/replicas/worker-1.log" in text
-    assert "what to do    " in text
+def test_failure(golden: Golden) -> None:
+    golden(_failed({"reason": "Crashed", "exitCode": 1, "step": 30}))
 
 
 def test_failure_by_a_signal() -> None:
@@ -125,36 +105,25 @@ def test_failure_by_a_signal() -> None:
     assert "worker-1, exit code 250 (Killed)" in _failed({"reason": "Killed", "exitCode": 250})
 
 
-def test_failure_of_a_pod_that_left_nothing() -> None:
-    text = _failed({"pod": "gone", "rank": "worker-7", "reason": "PodLost", "logTail": "last words"})
-    assert "first failure worker-7, PodLost" in text
-    assert "    | last words" in text
+def test_failure_of_a_pod_that_left_nothing(golden: Golden) -> None:
+    golden(_failed({"pod": "gone", "rank": "worker-7", "reason": "PodLost", "logTail": "last words"}))
 
 
-def test_failure_without_a_replica() -> None:
-    text = _failed(reason="InvalidTemplate")
-    assert text == "digits failed after 1m5s: worker 1 crashed\n  reason        InvalidTemplate"
+def test_failure_without_a_replica(golden: Golden) -> None:
+    golden(_failed(reason="InvalidTemplate"))
 
 
-def test_interruption() -> None:
-    job = build_run(checkpoint_step=220)
-    assert "\n".join(describe_interruption(job, RESULTS)) == (
-        "digits was interrupted; all its processes have ended. "
-        "The checkpoint of step 220 is kept in runs/training/digits/checkpoints.\n"
-        "  continue from there with the same command: trainjob run job.yaml"
-    )
+def test_interruption(golden: Golden) -> None:
+    golden(*describe_interruption(build_run(checkpoint_step=220), RESULTS))
 
 
-def test_interruption_before_a_checkpoint() -> None:
-    text = "\n".join(describe_interruption(build_run(), RESULTS))
-    assert "start again with the same command: trainjob run job.yaml" in text
+def test_interruption_before_a_checkpoint(golden: Golden) -> None:
+    golden(*describe_interruption(build_run(), RESULTS))
 
 
-def test_interruption_of_a_fresh_start() -> None:
+def test_interruption_of_a_fresh_start(golden: Golden) -> None:
     results = Results(output="runs/x", starts_over=True)
-    text = "\n".join(describe_interruption(build_run(checkpoint_step=9), results))
-    assert "The checkpoint of step 9 is kept in runs/x/checkpoints" in text
-    assert "starts over each time, in a new folder" in text
+    golden(*describe_interruption(build_run(checkpoint_step=9), results))
 
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -207,32 +176,18 @@ def _smoke_test(
     return list(describe_end(replace(job, spec=spec), results))[1:]
 
 
-def test_a_smoke_test_says_what_has_worked() -> None:
+def test_a_smoke_test_says_what_has_worked(golden: Golden) -> None:
     replicas = [build_replica(f"worker-{number}", "finished", step=1) for number in (0, 1)]
     metrics = {"accuracy": "0.047", "val_accuracy": "0.203"}
     final = EvaluationResult(step=1, metrics={"accuracy": 0.172}, final=True)
-    assert _smoke_test(
-        replicas=replicas, progress={"step": 1, "metrics": metrics}, checkpoint_step=1, evaluation=final
-    ) == [
-        "  training      ok: 1 step on worker-0, worker-1: accuracy 4.7 %",
-        "  validation    ok: val_accuracy 20.3 %",
-        "  checkpoint    ok: step 1",
-        "  evaluation    ok: step 1: accuracy 17.2 %, final checkpoint",
-        "  export        ok: runs/training/digits/model",
-    ]
+    progress = {"step": 1, "metrics": metrics}
+    golden(*_smoke_test(replicas=replicas, progress=progress, checkpoint_step=1, evaluation=final))
 
 
-def test_a_smoke_test_says_what_was_not_tried() -> None:
+def test_a_smoke_test_says_what_was_not_tried(golden: Golden) -> None:
     replicas = [build_replica("worker-0", "running")]
     spec = {**SMOKE, "evaluator": {"replicas": 0}}
-    told = _smoke_test(Results(output="runs/x"), spec, "Failed", replicas=replicas)
-    assert told[:5] == [
-        "  training      no step was taken",
-        "  validation    not tried, none comes with the training",
-        "  checkpoint    none was saved",
-        "  evaluation    not tried, the job has no evaluator",
-        "  export        not tried, only train_and_evaluate writes the model by itself",
-    ]
+    golden(*_smoke_test(Results(output="runs/x"), spec, "Failed", replicas=replicas))
 
 
 def test_a_smoke_test_in_a_cluster_says_nothing_about_the_model() -> None:

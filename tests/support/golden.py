@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-AREAS = {"core": "controller", "convert": "converter"}
+AREAS = {"core": "controller", "convert": "converter", "client": "cli", "cli": "cli"}
 FOLDER = Path(__file__).parents[1] / "golden"
 ACCEPTS = "" if os.environ.get("CI") else os.environ.get("GOLDEN", "")
 """Whether texts are written: `all` (as `make golden` has it), or those of `some` tests."""
@@ -29,7 +29,9 @@ class Golden:
         self.lines: list[str] = []
 
     def __call__(self, *texts: str | None) -> None:
-        self.lines += [f"    {line}".rstrip() for text in texts for line in str(text).splitlines()]
+        for text in texts:
+            shown = str(text).replace("\x1b", "\\x1b")
+            self.lines += [f"    {line}".rstrip() for line in shown.splitlines()]
 
 
 def section_of(item: pytest.Item) -> str:
