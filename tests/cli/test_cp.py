@@ -18,6 +18,7 @@ from support.cli.outputs import FILES, store_job_with_output, store_run_with_out
 from support.cli.program import GUARD_SECONDS, build_run, command, running
 from support.cli.server import CliServer
 from support.cli.stored_jobs import call, store_run, stored_job
+from support.golden import Golden
 from trainjob.cli import cp, tensorboard
 from trainjob.client.output import Copied
 
@@ -61,30 +62,30 @@ def test_files_are_copied_with_their_progress(
 
 @PLACES
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code"),
     [
-        (["digits:modle", "new"], 1, "the output of digits has no modle (did you mean model?); it has"),
-        (["digits:../other", "new"], 1, "../other is no path in the output of digits: write it as model"),
-        (["digits:model", "file"], 1, "file exists already: remove it, or name another one"),
-        (["digits:model", "file/new"], 1, "file/new can't be written: Not a directory"),
-        (["digits", "new"], 2, "'digits' names no files of a job: write NAME:PATH, such as digits:model"),
-        (["nothing:model", "new"], 3, "'nothing'"),
+        (["digits:modle", "new"], 1),
+        (["digits:../other", "new"], 1),
+        (["digits:model", "file"], 1),
+        (["digits:model", "file/new"], 1),
+        (["digits", "new"], 2),
+        (["nothing:model", "new"], 3),
     ],
 )
 def test_what_can_not_be_copied(
     place: Callable[[CliServer, Path], None],
     words: list[str],
     code: int,
-    told: str,
     api: CliServer,
     tmp_path: Path,
+    golden: Golden,
 ) -> None:
     place(api, tmp_path)
     Path("file").touch()
     before = sorted(path.name for path in tmp_path.iterdir())
     result = call("cp", *words)
     assert (result.exit_code, result.stdout) == (code, "")
-    assert told in result.stderr
+    golden(result.stderr.splitlines()[-1])
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert api.count("create", "pods") == api.count("delete", "pods")
 
@@ -95,14 +96,12 @@ def test_a_link_that_is_left_out_is_told(api: CliServer, tmp_path: Path) -> None
     assert "left out: model/passwords (no file, or a link" in call("cp", "digits:model", "new").stderr
 
 
-def test_the_time_is_limited(api: CliServer, tmp_path: Path) -> None:
+def test_the_time_is_limited(api: CliServer, tmp_path: Path, golden: Golden) -> None:
     in_cluster(api, tmp_path)
     api.pod_status = {"phase": "Pending"}
     result = call("cp", "digits:model", "new", "--timeout", "0.3s")
-    assert (result.exit_code, result.stderr) == (
-        124,
-        "digits:model is not copied after 0.3 s; nothing of it is kept\n",
-    )
+    assert result.exit_code == 124
+    golden(result.stderr)
     assert api.count("delete", "pods") == 1
 
 
@@ -177,30 +176,27 @@ def test_a_clusters_job_is_kept_up_to_date_until_it_is_over(
     assert (api.count("create", "pods"), api.count("delete", "pods")) == (1, 1)
 
 
-def test_a_job_that_is_not_there_starts_nothing(api: CliServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_not_there_starts_nothing(
+    api: CliServer, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     monkeypatch.setattr(tensorboard, "find_tensorboard", lambda: [sys.executable, "-c", "1/0"])
     assert call("tensorboard", "digits", "-n", "default").exit_code == 3
     assert call("tensorboard", "-n", "default").exit_code == 2
     result = call("tensorboard")
-    assert (result.exit_code, result.stderr) == (
-        1,
-        "there are no runs on this machine: trainjob run starts one\n",
-    )
+    assert result.exit_code == 1
     api.put(stored_job("Pending"))
-    assert "digits has no output yet: Pending" in call("tensorboard", "digits").stderr
+    golden(result.stderr, call("tensorboard", "digits").stderr)
 
 
 def test_without_tensorboard_its_package_is_named(
-    api: CliServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: CliServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     in_cluster(api, tmp_path)
     monkeypatch.setattr(tensorboard, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     result = call("tensorboard", "digits")
-    assert (result.exit_code, result.stderr) == (
-        1,
-        "TensorBoard isn't installed here: pip install tensorboard\n",
-    )
+    assert result.exit_code == 1
+    golden(result.stderr)
     assert api.count("create", "pods") == 0
 
 

@@ -13,6 +13,7 @@ from support.cli.program import GUARD_SECONDS, command, running, terminal
 from support.cli.requests import Answer, Asked, Log
 from support.cli.server import CliServer
 from support.cli.stored_jobs import RUNNING, Beside, call, condition, ended, stored_job, stored_pod
+from support.golden import Golden
 
 FIRST = {"rank": "worker-1", "reason": "Crashed", "exitCode": 1, "logTail": "Traceback\nValueError: boom"}
 HARMLESS = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
@@ -69,29 +70,27 @@ def test_a_stream_that_breaks_off_without_following(api: CliServer) -> None:
     ]
 
 
-def test_what_has_no_log_yet_is_said(api: CliServer) -> None:
+def test_what_has_no_log_yet_is_said(api: CliServer, golden: Golden) -> None:
     api.put(stored_job())
     put_running(api, ("worker", 0))
     api.write_log("digits-worker-0-1", at(5, "one"))
     api.put(stored_pod("worker", 1, conditions=[UNSCHEDULABLE]))
     result = call("logs", "digits")
     assert (result.exit_code, result.stdout) == (0, "worker-0: one\n")
-    assert result.stderr == "trainjob: no log yet of worker 1: Unschedulable: no nodes\n"
+    golden(result.stderr)
 
 
-def test_no_pods_at_all(api: CliServer) -> None:
+def test_no_pods_at_all(api: CliServer, golden: Golden) -> None:
     api.put(stored_job("Pending", message="starting 2 workers"))
-    assert call("logs", "digits").stderr == "trainjob: digits has no pods: Pending, starting 2 workers\n"
-    assert "digits has no such pods" in call("logs", "digits", "--role", "ps").stderr
+    golden(call("logs", "digits").stderr, call("logs", "digits", "--role", "ps").stderr)
 
 
-def test_a_failed_job_ends_with_what_failed(api: CliServer) -> None:
+def test_a_failed_job_ends_with_what_failed(api: CliServer, golden: Golden) -> None:
     three_logs(api)
     api.put(stored_job("Failed", message="worker 1 crashed", firstFailure=FIRST))
     result = call("logs", "digits", "--role", "evaluator")
     assert (result.exit_code, result.stdout) == (0, "evaluator-0: three\n")
-    assert result.stderr.startswith("digits failed: worker 1 crashed\n")
-    assert "    | ValueError: boom" in result.stderr
+    golden(result.stderr)
 
 
 def test_following_through_a_restart(api: CliServer) -> None:
@@ -146,7 +145,7 @@ def test_streams_that_break_off_lose_nothing_and_double_nothing(api: CliServer) 
     assert since[-1] is not None
 
 
-def test_a_last_line_without_an_end(api: CliServer) -> None:
+def test_a_last_line_without_an_end(api: CliServer, golden: Golden) -> None:
     api.put(stored_job())
     put_running(api, ("worker", 0))
     api.write_log("digits-worker-0-1", at(5, "one"))
@@ -156,7 +155,7 @@ def test_a_last_line_without_an_end(api: CliServer) -> None:
     result = call("logs", "digits", "-f")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == ["worker-0: one", "worker-0: Killed"]
-    assert result.stderr == "digits failed: worker 0 was killed\n  reason        Because\n"
+    golden(result.stderr)
 
 
 def test_following_begins_with_the_newest_pods_and_their_tails(api: CliServer) -> None:
@@ -213,7 +212,7 @@ def test_logs_that_may_not_be_read(api: CliServer) -> None:
         assert result.stderr.endswith("the API server doesn't allow it: you may not\n")
 
 
-def test_a_log_that_cannot_be_read_keeps_nothing_else_back(api: CliServer) -> None:
+def test_a_log_that_cannot_be_read_keeps_nothing_else_back(api: CliServer, golden: Golden) -> None:
     def fail(asked: Asked) -> None:
         if asked.verb == "log" and asked.name == "digits-worker-1-1":
             raise Answer(500, "InternalError", "dial tcp: no route to host")
@@ -222,9 +221,7 @@ def test_a_log_that_cannot_be_read_keeps_nothing_else_back(api: CliServer) -> No
     three_logs(api)
     result = call("logs", "digits")
     assert result.stdout.splitlines() == ["worker-0: one", "evaluator-0: three", "worker-0: four"]
-    assert result.stderr == (
-        "trainjob: the log of worker 1 can't be read to its end: dial tcp: no route to host\n"
-    )
+    golden(result.stderr)
 
 
 def test_the_attempt_before(api: CliServer) -> None:
@@ -241,38 +238,23 @@ LEFT = "worker-1: Traceback\nworker-1: ValueError: boom\n"
 
 
 @pytest.mark.parametrize(
-    ("strategy", "status", "stdout", "words"),
+    ("strategy", "status", "stdout"),
     [
-        (
-            "Recreate",
-            {"attempt": 2, "firstFailure": FIRST},
-            LEFT,
-            "the pods of attempt 1 are gone; of worker-1, which failed first, this is left:",
-        ),
-        (
-            "InPlace",
-            {"attempt": 2, "firstFailure": {**FIRST, "pod": "digits-worker-1-1"}},
-            LEFT,
-            "an earlier pod of worker-1 is gone; of worker-1, which failed first, this is left:",
-        ),
-        (
-            "InPlace",
-            {"attempt": 3, "firstFailure": {**FIRST, "pod": "digits-worker-0-2"}},
-            "",
-            "no earlier pods of digits are left (this is attempt 3); a pod's log holds every attempt",
-        ),
-        ("Recreate", {"attempt": 2}, "", "no earlier pods of digits are left (this is attempt 2)\n"),
-        ("Recreate", {}, "", "no earlier pods of digits are left (this is attempt 1)\n"),
+        ("Recreate", {"attempt": 2, "firstFailure": FIRST}, LEFT),
+        ("InPlace", {"attempt": 2, "firstFailure": {**FIRST, "pod": "digits-worker-1-1"}}, LEFT),
+        ("InPlace", {"attempt": 3, "firstFailure": {**FIRST, "pod": "digits-worker-0-2"}}, ""),
+        ("Recreate", {"attempt": 2}, ""),
+        ("Recreate", {}, ""),
     ],
 )
 def test_the_attempt_before_is_gone(
-    strategy: str, status: dict[str, object], stdout: str, words: str, api: CliServer
+    strategy: str, status: dict[str, object], stdout: str, api: CliServer, golden: Golden
 ) -> None:
     api.put(of_strategy(strategy, stored_job(**status)))
     put_running(api, ("worker", 0), incarnation=2)
     result = call("logs", "digits", "--previous")
     assert (result.exit_code, result.stdout) == (0, stdout)
-    assert words in result.stderr
+    golden(result.stderr)
 
 
 @pytest.mark.parametrize(("strategy", "stdout"), [("InPlace", ""), ("Recreate", "worker-0: one\n")])
@@ -289,21 +271,21 @@ def of_strategy(strategy: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code"),
     [
-        (["digits", "-f", "--previous"], 2, "can't be followed"),
-        (["digits", "--role", "boss"], 2, "'boss' is not one of"),
-        (["digits", "--index", "-1"], 2, "-1 is not in the range"),
-        (["digit"], 3, "did you mean digits?"),
-        (["digit", "-f"], 3, "did you mean digits?"),
-        (["digit", "--previous"], 3, "did you mean digits?"),
+        (["digits", "-f", "--previous"], 2),
+        (["digits", "--role", "boss"], 2),
+        (["digits", "--index", "-1"], 2),
+        (["digit"], 3),
+        (["digit", "-f"], 3),
+        (["digit", "--previous"], 3),
     ],
 )
-def test_what_is_wrong(arguments: list[str], code: int, words: str, api: CliServer) -> None:
+def test_what_is_wrong(arguments: list[str], code: int, api: CliServer, golden: Golden) -> None:
     api.put(stored_job())
     result = call("logs", *arguments)
     assert (result.exit_code, result.stdout) == (code, "")
-    assert words in result.stderr
+    golden(result.stderr.splitlines()[-1])
 
 
 def test_ctrl_c_while_following(api: CliServer, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from support.cli.program import trainjob, write_job
 from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import call, stored_job
+from support.golden import Golden
 from trainjob.api import parse
 from trainjob_trainer.agent.code import Code
 
@@ -322,42 +323,42 @@ CODE = {"configMap": "digits-code-1", "digest": "0" * 64}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "code"),
     [
-        (["run", "train.py", "--epochs", "9"], 2, "of the script come behind --, as in: -- --epochs"),
-        (["run", "train.py", "--worker", "2"], 2, "--workers"),
-        (["run", "gone.py"], 2, "gone.py: can't be read: there is no such file"),
-        (["run"], 2, "Missing argument 'FILE', or -f FILE"),
-        (["run", "job.yaml", "--smoke", "--fresh"], 2, "--smoke always starts over, beside the job"),
-        (["run", "job.yaml", "-f", "job.yaml"], 2, "one FILE is expected, not 2"),
-        (["run", "train.py", "--name", "A"], 1, "train.py: metadata.name: must start with"),
-        (["run", "train.py", "--cpu", "2", "--set", "spec.worker.replica=2", "--dry-run"], 1,
-         'train.py: spec.worker.replica: unknown field; did you mean "replicas"?'),
-        (["run", "job.yaml", "--set", "spec.worker.replica=2"], 1, 'did you mean "replicas"?'),
-        (["run", "job.yaml", "--set", "spec"], 2, "'spec' is not FIELD=VALUE"),
-        (["run", "job.yaml", "--gpus", "2"], 2, "--gpus: only for a script; job.yaml says this itself"),
-        (["run", "job.yaml", "--env", "A"], 2, "'A' is not NAME=VALUE"),
-        (["run", "shipped.yaml"], 1, "spec.code: its files are in the ConfigMap digits-code-1 of a cluster."),
-        (["submit", "train.py"], 2, "--image: an image with TensorFlow"),
-        (["submit", "train.py", "--image", "a"], 2, "--output: where checkpoints and results go: claim:NAME"),
-        (["submit", "train.py", "--image", "a", "--output", "training"], 2, "'training' is no output: give"),
-        (["submit", "train.py", *CLUSTER, "--code", "../elsewhere"], 1, "there is no ../elsewhere"),
-        (["validate", "train.py"], 1, "train.py is a script, no file with a job: trainjob run train.py"),
-        (["render", "a.ipynb"], 1, "jupyter nbconvert --to script a.ipynb, then trainjob run a.py"),
-        (["submit", "tfjob.yaml"], 1, "holds no TrainJob; trainjob convert tfjob.yaml prints TFJobs"),
-        (["init", "job.yaml"], 2, "job.yaml is no Python script"),
-        (["get", "train.py"], 3, "train.py is a file, and this command takes a job's name"),
-        (["rnu", "train.py"], 2, "No such command 'rnu'. Did you mean run?"),
-        (["train.py"], 2, "Did you mean trainjob run train.py?"),
+        (["run", "train.py", "--epochs", "9"], 2),
+        (["run", "train.py", "--worker", "2"], 2),
+        (["run", "gone.py"], 2),
+        (["run"], 2),
+        (["run", "job.yaml", "--smoke", "--fresh"], 2),
+        (["run", "job.yaml", "-f", "job.yaml"], 2),
+        (["run", "train.py", "--name", "A"], 1),
+        (["run", "train.py", "--cpu", "2", "--set", "spec.worker.replica=2", "--dry-run"], 1),
+        (["run", "job.yaml", "--set", "spec.worker.replica=2"], 1),
+        (["run", "job.yaml", "--set", "spec"], 2),
+        (["run", "job.yaml", "--gpus", "2"], 2),
+        (["run", "job.yaml", "--env", "A"], 2),
+        (["run", "shipped.yaml"], 1),
+        (["submit", "train.py"], 2),
+        (["submit", "train.py", "--image", "a"], 2),
+        (["submit", "train.py", "--image", "a", "--output", "training"], 2),
+        (["submit", "train.py", *CLUSTER, "--code", "../elsewhere"], 1),
+        (["validate", "train.py"], 1),
+        (["render", "a.ipynb"], 1),
+        (["submit", "tfjob.yaml"], 1),
+        (["init", "job.yaml"], 2),
+        (["get", "train.py"], 3),
+        (["rnu", "train.py"], 2),
+        (["train.py"], 2),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(
-    arguments: list[str], code: int, message: str, project: Path, api: CliServer
+    arguments: list[str], code: int, project: Path, api: CliServer, golden: Golden
 ) -> None:
     write_job(project)
     (project / "train.py").write_text(SCRIPT)
     write_job(project, name="shipped.yaml", code=CODE)
     (project / "tfjob.yaml").write_text("apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: a}\n")
     result = call(*arguments)
-    assert (result.exit_code, message in result.stderr) == (code, True), result.stderr
+    assert result.exit_code == code, result.stderr
+    golden(result.stderr.rpartition("\n\n")[2])
     assert not api.count("create")
