@@ -71,7 +71,7 @@ generate: $(SYNCED)  ## Write what is generated: the CRD, the editors' schema, r
 	@$(BIN)/python -m trainjob.codegen
 
 golden: $(SYNCED)  ## Write tests/golden again: what tests note of the program's texts. ARGS='-k name' for some.
-	@GOLDEN=all $(BIN)/pytest -q -n auto tests/core tests/convert tests/client tests/cli $(ARGS)
+	@GOLDEN=all $(BIN)/pytest -q -n auto tests/core tests/agent tests/convert tests/client tests/cli $(ARGS)
 
 release-check: check  ## Build and check all that a release publishes; images need Linux and root.
 	@$(BIN)/pytest -n auto --no-loadscope-reorder tests/release tests/images tests/chart \

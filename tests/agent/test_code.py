@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.golden import Golden
 from trainjob.client import code as client
 from trainjob_trainer.agent import code as agent
 from trainjob_trainer.contract.files import CODE
@@ -67,20 +68,21 @@ def archive_of(name: str, mode: int = stat.S_IFREG | 0o644, content: bytes = b"x
 
 
 @pytest.mark.parametrize(
-    ("archive", "message"),
+    "archive",
     [
-        (archive_of("../out"), "'../out' is no file below"),
-        (archive_of("a/../../out"), "is no file below"),
-        (archive_of("/out"), "'/out' is no file below"),
-        (archive_of("a//b"), "is no file below"),
-        (archive_of("link", stat.S_IFLNK | 0o777, b"/etc/passwd"), "'link' is no file below"),
-        (archive_of("zeros", content=bytes(50_000_001)), "more than 50 MB"),
-        (b"no archive", "can't be unpacked"),
+        archive_of("../out"),
+        archive_of("a/../../out"),
+        archive_of("/out"),
+        archive_of("a//b"),
+        archive_of("link", stat.S_IFLNK | 0o777, b"/etc/passwd"),
+        archive_of("zeros", content=bytes(50_000_001)),
+        b"no archive",
     ],
 )
-def test_an_unsafe_archive_is_refused_whole(archive: bytes, message: str, tmp_path: Path) -> None:
-    with pytest.raises(agent.InvalidConfiguration, match=message):
+def test_an_unsafe_archive_is_refused_whole(archive: bytes, tmp_path: Path, golden: Golden) -> None:
+    with pytest.raises(agent.InvalidConfiguration) as caught:
         unpack(tmp_path, archive)
+    golden(str(caught.value))
     assert {path.name for path in tmp_path.iterdir()} == {CODE}
 
 

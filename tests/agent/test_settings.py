@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.golden import Golden
 from trainjob_trainer.agent.settings import Address, Settings, read_settings
 from trainjob_trainer.errors import InvalidConfiguration
 
@@ -76,48 +77,39 @@ def test_an_ipv6_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"replica": "boss-0"}, "TF_CONFIG task.type: must be one of"),
-        (
-            {"replica": "worker-2"},
-            "TF_CONFIG task: worker 2 is not in the cluster, which lists 2",
-        ),
-        ({"pod": None}, "TRAINJOB_AGENT.pod: must be a text, got None"),
-        ({"incarnation": "3"}, "TRAINJOB_AGENT.incarnation: must be a number from 0, got '3'"),
-        ({"graceSeconds": -1}, "TRAINJOB_AGENT.graceSeconds"),
-        ({"address": "nowhere"}, "TRAINJOB_AGENT.address: must be host:port, got 'nowhere'"),
-        ({"leader": "host:99999"}, "TRAINJOB_AGENT.leader"),
-        ({"policy": {"lostSeconds": "x"}}, "lostSeconds"),
-        ({"cluster": {}}, "TF_CONFIG cluster: must name every role's addresses"),
-        ({"cluster": {"worker": "a:1"}}, 'TF_CONFIG cluster.worker: must be a list of "host:port"'),
-        ({"cluster": {"worker": ["a"]}}, 'TF_CONFIG cluster.worker[0]: must be "host:port", got "a"'),
-        ({"command": ()}, "no command to run"),
+        {"replica": "boss-0"},
+        {"replica": "worker-2"},
+        {"pod": None},
+        {"incarnation": "3"},
+        {"graceSeconds": -1},
+        {"address": "nowhere"},
+        {"leader": "host:99999"},
+        {"policy": {"lostSeconds": "x"}},
+        {"cluster": {}},
+        {"cluster": {"worker": "a:1"}},
+        {"cluster": {"worker": ["a"]}},
+        {"command": ()},
     ],
 )
-def test_a_wrong_setting_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_named(changes: dict[str, Any], tmp_path: Path, golden: Golden) -> None:
     with pytest.raises(InvalidConfiguration) as caught:
         read(tmp_path, **changes)
-    assert message in str(caught.value)
+    golden(str(caught.value))
 
 
 @pytest.mark.parametrize(
-    ("env", "message"),
+    "env",
     [
-        ({}, "TRAINJOB_AGENT: not set; agents are started by the job's controller"),
-        ({"TRAINJOB_AGENT": "{"}, "TRAINJOB_AGENT: not valid JSON"),
-        ({"TRAINJOB_AGENT": "[]"}, "TRAINJOB_AGENT: must be a JSON object"),
-        ({"TRAINJOB_AGENT": json.dumps(AGENT)}, "TF_CONFIG cluster: must name"),
-        (
-            {
-                "TRAINJOB_AGENT": json.dumps(AGENT),
-                "TF_CONFIG": json.dumps(CONFIG),
-            },
-            "token can't be",
-        ),
+        {},
+        {"TRAINJOB_AGENT": "{"},
+        {"TRAINJOB_AGENT": "[]"},
+        {"TRAINJOB_AGENT": json.dumps(AGENT)},
+        {"TRAINJOB_AGENT": json.dumps(AGENT), "TF_CONFIG": json.dumps(CONFIG)},
     ],
 )
-def test_a_missing_setting_is_named(env: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_a_missing_setting_is_named(env: dict[str, str], tmp_path: Path, golden: Golden) -> None:
     with pytest.raises(InvalidConfiguration) as caught:
         read_settings(["true"], env, tmp_path)
-    assert message in str(caught.value)
+    golden(str(caught.value))

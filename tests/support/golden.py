@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-AREAS = {"core": "controller", "convert": "converter", "client": "cli", "cli": "cli"}
+AREAS = {"core": "controller", "agent": "agents", "convert": "converter", "client": "cli", "cli": "cli"}
 FOLDER = Path(__file__).parents[1] / "golden"
 ACCEPTS = "" if os.environ.get("CI") else os.environ.get("GOLDEN", "")
 """Whether texts are written: `all` (as `make golden` has it), or those of `some` tests."""
@@ -24,13 +24,15 @@ class Golden:
     """The lines that a test notes."""
 
     def __init__(self, item: pytest.Function) -> None:
+        self._item = item
         self.section = section_of(item)
         self.file = FOLDER / f"{AREAS[self.section.split('/')[1]]}.txt"
         self.lines: list[str] = []
 
     def __call__(self, *texts: str | None) -> None:
+        folder = str(self._item.funcargs.get("tmp_path", FOLDER))
         for text in texts:
-            shown = str(text).replace("\x1b", "\\x1b")
+            shown = str(text).replace(folder, "FOLDER").replace("\x1b", "\\x1b")
             self.lines += [f"    {line}".rstrip() for line in shown.splitlines()]
 
 
