@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.golden import Golden
-from trainjob.client import code as client
+from trainjob.client import submission
 from trainjob_trainer.agent import code as agent
 from trainjob_trainer.contract.files import CODE
 
@@ -44,14 +44,14 @@ def fit_together(files: dict[str, bytes]) -> bool:
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(path, st.binary(max_size=50), max_size=5).filter(fit_together))
 def test_files_travel_unchanged(files: dict[str, bytes]) -> None:
-    packed = client.pack(files)
+    packed = submission.pack(files)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "code").mkdir()
         assert unpack(Path(folder), packed.archive, packed.digest) == files
 
 
 def test_programs_can_be_executed(tmp_path: Path) -> None:
-    unpack(tmp_path, client.pack({"run.sh": b"#!/bin/sh\n", "a.py": b"pass"}).archive)
+    unpack(tmp_path, submission.pack({"run.sh": b"#!/bin/sh\n", "a.py": b"pass"}).archive)
     modes = {
         name: stat.S_IMODE((tmp_path / "code" / name).stat().st_mode) & 0o100 for name in ("run.sh", "a.py")
     }
@@ -88,10 +88,10 @@ def test_an_unsafe_archive_is_refused_whole(archive: bytes, tmp_path: Path, gold
 
 def test_another_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(agent.InvalidConfiguration, match="ConfigMap was replaced"):
-        unpack(tmp_path, client.pack({"a.py": b"1"}).archive, client.pack({"a.py": b"2"}).digest)
+        unpack(tmp_path, submission.pack({"a.py": b"1"}).archive, submission.pack({"a.py": b"2"}).digest)
 
 
 def test_a_full_disk_is_no_mistake_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "code").write_text("a file where a folder should be")
     with pytest.raises(agent.OutputUnwritable, match="can't be unpacked into"):
-        unpack(tmp_path, client.pack({"a.py": b"1"}).archive)
+        unpack(tmp_path, submission.pack({"a.py": b"1"}).archive)
