@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -421,6 +422,42 @@ def test_a_claim_is_told_apart_and_stays(tmp_path: Path) -> None:
     with pytest.raises(Fenced, match=r"a newer start of this job \(1.2\) writes .*; this one \(1.1\)"):
         fence(tmp_path / "new" / "folder", "1.1").claim()
     mine.check()
+
+
+@pytest.mark.parametrize("kind", ["link", "broken link", "file", "pipe"])
+@pytest.mark.parametrize("name", [".claim-1.1-00000000", ".claim-9.9-{mine}", ".claim-2.1-{mine}"])
+def test_what_only_has_a_claims_name_is_removed_and_never_followed(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    """In a folder that somebody has sent: what a link names isn't part of it."""
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "mine"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "thesis.txt").write_text("all of it")
+    planted = folder / name.format(mine=f"{zlib.crc32(b'uid'):08x}")
+    if kind == "pipe":
+        os.mkfifo(planted)
+    elif kind == "file":
+        planted.write_text("x")
+    else:
+        planted.symlink_to(elsewhere if kind == "link" else tmp_path / "nothing")
+    fence = Fence(folder, Generation.parse("2.1"), "uid")
+    fence.claim()
+    fence.check()
+    assert [one.name for one in folder.iterdir()] == [fence.folder.name]
+    assert fence.folder.is_dir() and not fence.folder.is_symlink()
+    assert (elsewhere / "thesis.txt").read_text() == "all of it"
+
+
+def test_a_link_in_an_older_claim_goes_as_a_name(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "mine"
+    (folder / ".claim-1.1-00000000").mkdir(parents=True)
+    elsewhere.mkdir()
+    (elsewhere / "thesis.txt").write_text("all of it")
+    for name in (".claim-1.2-00000000", "step-7"):
+        (folder / ".claim-1.1-00000000" / name).symlink_to(elsewhere)
+    Fence(folder, Generation.parse("1.1"), "uid").claim()
+    assert (elsewhere / "thesis.txt").read_text() == "all of it"
 
 
 def test_a_job_takes_over_from_another(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
+from typing import IO
 
 TEMPORARY = ".tmp-"
 """Prefix of files that are not complete yet, or are being removed."""
@@ -12,10 +15,23 @@ TEMPORARY = ".tmp-"
 def version_of(path: Path) -> tuple[int, ...] | None:
     """Return by what a file that was replaced is known to be another one; None without a file. One `stat`."""
     try:
-        stat = os.stat(path)  # noqa: PTH116 - several times a second for days
+        found = os.stat(path)  # noqa: PTH116 - several times a second for days
     except OSError:
         return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def open_appending(path: Path) -> IO[str]:
+    """Open a regular file to append to it, without following a link: a folder from somebody may have one.
+
+    Raises OSError if it can't be written, or is anything else.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "a", encoding="utf-8")
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -215,7 +215,7 @@ class Environment:
         Raises:
             InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP or
                 TRAINJOB_REPORTED_CHECKPOINT is not one from 0, TRAINJOB_GENERATION is no pair of numbers, the
-                output is not a folder, or several processes without a job need a new one; or TRAIN_WITHOUT
+                output is not a folder or has a link for one of its own, or several processes without a job need a new one; or TRAIN_WITHOUT
                 or TRAIN_STRATEGY names something unknown, or TRAIN_SMOKE is set without a job.
         """
         env = of_the_job(env)
@@ -245,6 +245,12 @@ class Environment:
         own = Path(env.get("TRAINJOB_OUTPUT_DIR") or _own_folder(task, program, output, resume=resume))
         own = own.absolute()
         folders = output_folders(str(own.parent if task.is_evaluator else own), task.type)
+        for folder in (folders.checkpoints, folders.logs, str(Path(folders.logs).parent)):
+            if Path(folder).is_symlink():
+                raise InvalidConfiguration(
+                    f"{folder} is a link, and nothing below an output is followed to elsewhere: remove it, or"
+                    " put what it names there"
+                )
         return cls(
             name=env.get("TRAINJOB_NAME") or "local",
             uid=env.get("TRAINJOB_UID", ""),

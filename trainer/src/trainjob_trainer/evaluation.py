@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from trainjob_trainer.atomic_file import open_appending
 from trainjob_trainer.checkpoint.files import Patience
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.contract.files import EVALUATIONS
@@ -174,7 +175,7 @@ def evaluate_checkpoints(session: Session, store: CheckpointStore, score: Score)
 
 def _append(path: Path, lines: list[str]) -> None:
     """Append the first of the lines; what fails may leave a part of it, so the next try begins a new one."""
-    with path.open("a", encoding="utf-8") as file:
+    with open_appending(path) as file:
         file.write(lines[0])
         lines[0] = "\n" + lines[0].lstrip()
         file.flush()

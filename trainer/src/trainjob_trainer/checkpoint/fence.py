@@ -10,6 +10,8 @@ before each write would leave a window between check and write. So a claim is mo
 * A successor makes its own claim, then removes all others: it renames them into its own, so that of two
   writers that do this to each other only one succeeds, and deletes their content. It reads and writes
   nothing until a listing shows that no other claim is left.
+* A claim's name that isn't a real folder, such as a link in a folder that somebody has sent, is no claim: it
+  is removed as a name, and what it names is left alone.
 * Within one job the greater generation is newer. Those of two jobs are not compared; the later job takes
   over.
 
@@ -208,6 +210,8 @@ class Fence:
         try:
             if self._is_unsure:  # an earlier try may have made it; if another process did, that one ends
                 self._files.remove_folder(self.folder)
+            if self._files.kind(self.folder) not in (None, "folder"):
+                self._files.remove(self.folder)
             self._files.create_folder(self.folder)
         except OSError as error:
             if error.errno in TAKEN:
@@ -233,7 +237,7 @@ class Fence:
     def _try_to_revoke(self) -> tuple[Path, OSError] | None:
         """Try to remove the other claims; return the first that is left, and the error."""
         trouble: tuple[Path, OSError] | None = None
-        others = self._claims() - {self._mine}
+        others = self._claims(removing=True) - {self._mine}
         self._refuse_newer(others)
         for other in sorted(others, key=lambda claim: claim.name):
             try:
@@ -263,6 +267,9 @@ class Fence:
         Its writer may hold the claim's handle on another NFS client and rename a checkpoint out of it right
         now. Only one of the two renames finds it; a published checkpoint is not deleted through the claim.
         """
+        if self._files.kind(claim) not in (None, "folder"):
+            self._files.remove(claim)
+            return
         self._save_set_aside(claim)
         for name in self._files.names(claim):
             if _SET_ASIDE.fullmatch(name):
@@ -296,9 +303,17 @@ class Fence:
             self._files.rename(self.folder / "listing", self._directory / f"{TEMPORARY}{self._mine.name}")
             self._files.remove(self._directory / f"{TEMPORARY}{self._mine.name}")
 
-    def _claims(self) -> frozenset[_Claim]:
-        found = (_CLAIM.fullmatch(name) for name in self._files.names(self._directory))
-        return frozenset(_Claim(m[3], Generation(int(m[1]), int(m[2])), m[0]) for m in found if m)
+    def _claims(self, *, removing: bool = False) -> frozenset[_Claim]:
+        """Return all claims; with `removing` the names that are certainly none are removed."""
+        claims = set()
+        for name in self._files.names(self._directory):
+            if (match := _CLAIM.fullmatch(name)) is None:
+                continue
+            if self._files.kind(self._directory / name) in (None, "folder"):  # a listing may be the newer one
+                claims.add(_Claim(match[3], Generation(int(match[1]), int(match[2])), name))
+            elif removing:
+                self._files.remove(self._directory / name)
+        return frozenset(claims)
 
     def _refuse_newer(self, claims: frozenset[_Claim]) -> None:
         newer = [claim.generation for claim in claims if claim.job == self._mine.job]

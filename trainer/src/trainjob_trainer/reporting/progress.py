@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.atomic_file import write_atomically
+from trainjob_trainer.atomic_file import open_appending, write_atomically
 from trainjob_trainer.contract.files import HISTORY
 from trainjob_trainer.contract.reports import (
     LARGEST_TERMINATION_MESSAGE,
@@ -196,7 +196,7 @@ def add_to_history(environment: Environment, step: int, metrics: Mapping[str, An
     with contextlib.suppress(OSError):
         environment.checkpoint_dir.stat()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
+        with open_appending(path) as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
