@@ -445,7 +445,8 @@ def test_what_only_has_a_claims_name_is_removed_and_never_followed(
     fence.claim()
     fence.check()
     assert [one.name for one in folder.iterdir()] == [fence.folder.name]
-    assert fence.folder.is_dir() and not fence.folder.is_symlink()
+    assert fence.folder.is_dir()
+    assert not fence.folder.is_symlink()
     assert (elsewhere / "thesis.txt").read_text() == "all of it"
 
 

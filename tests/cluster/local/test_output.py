@@ -18,8 +18,8 @@ from trainjob.cluster.local import (
     remove_folder,
     set_aside,
 )
-from trainjob.cluster.local.output import OutputLock
-from trainjob.cluster.local.process import replica_log_path
+from trainjob.cluster.local.output import LOCK_NAME, OutputLock
+from trainjob.cluster.local.process import ReplicaLog, replica_log_path
 
 
 async def test_prepare_creates_the_output_and_says_what_differs(tmp_path: Path) -> None:
@@ -80,6 +80,31 @@ async def test_two_runs_do_not_share_an_output(tmp_path: Path) -> None:
         two.prepare([build_pod()])
 
 
+def test_links_in_a_folder_that_somebody_has_sent_are_not_followed(tmp_path: Path) -> None:
+    folder, mine = tmp_path / "output", tmp_path / "thesis.txt"
+    (folder / "logs" / "replicas").mkdir(parents=True)
+    mine.write_text("all of it")
+    (folder / LOCK_NAME).symlink_to(mine)
+    log_path = replica_log_path(folder, "worker-0")
+    log_path.symlink_to(mine)
+    os.close(OutputLock(folder).fd)
+    log = ReplicaLog(log_path, "a new attempt")
+    assert log.problem is not None
+    assert mine.read_text() == "all of it"
+    assert not (folder / LOCK_NAME).is_symlink()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "logs", "evaluator"])
+async def test_an_output_whose_folders_lead_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    output = tmp_path / "runs/training/digits"
+    output.mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    (output / name).symlink_to(tmp_path / "mine")
+    async with local_cluster(tmp_path) as (cluster, _):
+        with pytest.raises(CannotRunHere, match=f"{name} is a link"):
+            cluster.prepare([build_pod()])
+
+
 async def test_the_output_is_held_until_the_last_process_has_ended(tmp_path: Path) -> None:
     code = "import signal; print('up', flush=True); signal.pause()"
     async with local_cluster(tmp_path) as (cluster, lines):
@@ -115,16 +140,20 @@ async def test_the_log_of_a_replica_is_kept_over_attempts(tmp_path: Path) -> Non
     assert lines[2].startswith("--- attempt 2, pod digits-worker-0-bbbbbbbb, 2")
 
 
-async def test_a_full_disk_under_the_log_does_not_stop_the_training(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_log_is_its_problem() -> None:
+    assert "No space left on device" in (ReplicaLog(Path("/dev/full"), "attempt 1").problem or "")
+
+
+async def test_a_log_that_cannot_be_written_does_not_stop_the_training(tmp_path: Path) -> None:
     log = replica_log_path(tmp_path / "runs/training/digits", "worker-0")
     log.parent.mkdir(parents=True)
-    log.symlink_to("/dev/full")
+    log.symlink_to(tmp_path / "elsewhere")
     async with local_cluster(tmp_path) as (cluster, lines):
         await cluster.create(build_pod(python("for n in range(100): print(n)")))
         assert (await ended(cluster))["exitCode"] == 0
         told = [line for _, line in lines.seen if line.startswith("trainjob:")]
         assert told == [
-            f"trainjob: the log file {log} can't be written (No space left on device): "
+            f"trainjob: the log file {log} can't be written (Too many levels of symbolic links): "
             "its lines are only shown here"
         ]
         assert len(lines.seen) == 101

@@ -215,8 +215,9 @@ class Environment:
         Raises:
             InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP or
                 TRAINJOB_REPORTED_CHECKPOINT is not one from 0, TRAINJOB_GENERATION is no pair of numbers, the
-                output is not a folder or has a link for one of its own, or several processes without a job need a new one; or TRAIN_WITHOUT
-                or TRAIN_STRATEGY names something unknown, or TRAIN_SMOKE is set without a job.
+                output is not a folder, or one of its own folders is a link, or several processes without a
+                job need a new one; or TRAIN_WITHOUT or TRAIN_STRATEGY names something unknown, or TRAIN_SMOKE
+                is set without a job.
         """
         env = of_the_job(env)
         left_out = [name.strip() for name in env.get(WITHOUT, "").split(",")]

@@ -97,7 +97,8 @@ class RunRecord(BaseModel):
         text = self.model_dump_json(by_alias=True)
         temporary = folder / f"{RECORD_NAME}.{os.getpid()}"
         try:
-            with temporary.open("w", encoding="utf-8") as file:
+            temporary.unlink(missing_ok=True)
+            with temporary.open("x", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

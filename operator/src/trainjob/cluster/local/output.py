@@ -18,8 +18,16 @@ def check_writable(folder: Path) -> None:
     """Create a folder and a temporary file in it.
 
     Raises:
-        CannotRunHere: the folder can't be written; the message says why.
+        CannotRunHere: the folder can't be written, or has a link where a run writes; the message says so.
     """
+    for name in ("checkpoints", "evaluator", "logs", "logs/replicas", "logs/train"):
+        if (folder / name).is_symlink():
+            raise CannotRunHere(
+                [
+                    f"{folder / name} is a link, and nothing below an output is followed to elsewhere: remove"
+                    " it, or put what it names there"
+                ]
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".trainjob-"):
@@ -50,8 +58,11 @@ class OutputLock:
     """
 
     def __init__(self, folder: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self.fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if (folder / LOCK_NAME).is_symlink():  # in a folder that somebody has sent: it may name any file
+                (folder / LOCK_NAME).unlink()
+            self.fd = os.open(folder / LOCK_NAME, flags, 0o644)
         except OSError as error:
             raise CannotRunHere([_why_not(folder / LOCK_NAME, error)]) from error
         try:

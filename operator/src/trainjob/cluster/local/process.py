@@ -134,7 +134,8 @@ class ReplicaLog:
         self._file: TextIO | None = None
         with self._giving_up():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = os.fdopen(os.open(path, flags, 0o666), "a", 1, "utf-8", "replace")
         self.write(header)
 
     def write(self, line: str) -> None:
