@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -19,7 +20,7 @@ from trainjob.cli.screen import Detail, LiveScreen, PlainScreen
 from trainjob.cli.script_options import RUNS, JobSource, WithArguments, job_options, print_job
 from trainjob.client.local_run import Interruption, RunRequest, Screen, run_here
 from trainjob.client.run_record import RunEnd
-from trainjob.cluster.local import CannotRunHere, LocalOptions
+from trainjob.cluster.local import CannotRunHere, LocalOptions, Network
 
 
 @click.command(cls=WithArguments, short_help="Train a script or a job on this machine, without a cluster.")
@@ -42,6 +43,12 @@ from trainjob.cluster.local import CannotRunHere, LocalOptions
     "--base-port",
     type=click.IntRange(1024, 65000),
     help="First replica's port for TensorFlow, the next one's is one higher; agents take any that are free.",
+)
+@click.option(
+    "--network",
+    type=click.Choice(get_args(Network)),
+    help="own: several replicas reach only each other, and nobody else reaches them; host: this machine's. "
+    "Without it own where the system allows it, unless the script is likely to need another.",
 )
 @click.option(
     "--volume",
@@ -77,6 +84,7 @@ def run(
     resume: str | None,
     folder: Path | None,
     base_port: int | None,
+    network: Network | None,
     volumes: tuple[str, ...],
     new: bool,
     caller: int | None,
@@ -129,6 +137,7 @@ def run(
             job_folder=_whole(source.folder),
             volumes=dict(map(_volume, volumes)),
             base_port=base_port,
+            network=network,
         ),
         # A change of a script counts, one of a job's file only if the job differs.
         file=None if source.is_script or source.file == STDIN else _whole(Path(source.file)),

@@ -202,6 +202,7 @@ def _replica_changes(before: ReplicaView | None, after: ReplicaView) -> Iterator
 
 
 _NO_MODULE = re.compile(r"No module named '([^']+)'")
+_NO_NETWORK = re.compile(r"Network is unreachable|in name resolution|Name or service not known|getaddrinfo")
 _NO_FILE = re.compile(r"can't open file '([^']+)'")
 
 
@@ -233,6 +234,8 @@ class Advice:
             return texts["command"]
         if "No space left on device" in log:
             return texts["OutputFull"]
+        if "network" in texts and _NO_NETWORK.search(log):
+            return texts["network"]
         return f"{texts['killed']}: {texts['OutOfMemory']}" if exit_code == 137 else texts["again"]
 
 
@@ -267,6 +270,8 @@ HERE = Advice(
         "CheckpointMismatch": "the checkpoint is of another model: start over with --fresh, or restore "
         "the model",
         "OutOfMemory": "give it a smaller batch or model, or fewer replicas on this machine",
+        "network": "the replicas of several workers reach only each other, unless --network host gives them "
+        "this machine's network",
         "tensorflow": "install TensorFlow into the environment that trainjob runs in: "
         "pip install 'trainjob-trainer[cpu]', or [gpu] for NVIDIA GPUs",
         "module": "install the package of '{module}' into the environment that trainjob runs in",

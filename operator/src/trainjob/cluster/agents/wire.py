@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from trainjob_trainer.contract.wire import (
@@ -20,6 +20,8 @@ from trainjob_trainer.contract.wire import (
     read_length,
     session_key,
 )
+
+Connect = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 class AgentUnreachable(Exception):
@@ -38,6 +40,7 @@ async def sync(
     *,
     timeout: float = 3.0,  # noqa: ASYNC109 - callers have no use for what is left of it
     largest: int = LARGEST_FRAME,
+    connect: Connect = asyncio.open_connection,
 ) -> Mapping[str, Any]:
     """Send an agent target, and return the agent's report (`docs/contract.md` has the keys of both).
 
@@ -48,6 +51,7 @@ async def sync(
         target: the agent target.
         timeout: seconds for the whole request.
         largest: maximum bytes of the report; see `largest_report`.
+        connect: opens the connection.
 
     Raises:
         AgentUnreachable: no agent listens there, or none answered in time.
@@ -57,7 +61,7 @@ async def sync(
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await connect(host, port)
             try:
                 return await _call(reader, writer, token, target, largest)
             finally:

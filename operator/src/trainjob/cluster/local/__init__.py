@@ -5,7 +5,7 @@ translates a pod, and `shim.py` supervises each process so that no descendant is
 """
 
 from trainjob.cluster.local.cluster import LocalCluster
-from trainjob.cluster.local.machine import CannotRunHere, LocalOptions, survey
+from trainjob.cluster.local.machine import CannotRunHere, LocalOptions, Network, survey
 from trainjob.cluster.local.output import (
     add_folder,
     bring_back,
@@ -22,6 +22,7 @@ __all__ = [
     "CannotRunHere",
     "LocalCluster",
     "LocalOptions",
+    "Network",
     "PrivateFolder",
     "add_folder",
     "bring_back",

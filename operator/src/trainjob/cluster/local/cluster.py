@@ -6,12 +6,14 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.api.rules.spec import find_immutable
 from trainjob.cluster.agents.poller import AgentAddress, AgentIntervals, AgentPoller, AgentPolling
+from trainjob.cluster.agents.wire import sync
 from trainjob.cluster.local.launch import LOOPBACK, Launch, hostname_of
 from trainjob.cluster.local.machine import CannotRunHere, Machine
 from trainjob.cluster.local.pod import LocalPod, format_time
@@ -186,6 +188,7 @@ class LocalCluster:
             AgentPolling(
                 token_of=lambda _uid: self._sandbox.token or "",
                 address_of=self._agent_address,
+                sync=partial(sync, connect=self._sandbox.connect),
                 intervals=AGENT_INTERVALS,
                 refusal="%(error)s",
             ),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from trainjob.api import BUNDLE_VOLUME, OUTPUT_VOLUME
 from trainjob.cluster.agents.bundle import PACKAGE
@@ -23,6 +23,8 @@ _LOWEST, _HIGHEST = 15000, 32000
 
 # More than a job has replicas: so many ports from a base port on are reserved for them.
 _LARGEST_JOB = 5000
+
+Network = Literal["own", "host"]
 
 _NEEDS_CLUSTER = ("configMap", "secret", "projected", "downwardAPI")
 _SHARED_BY_NAME = ("nfs", "csi", "ephemeral")
@@ -70,6 +72,7 @@ class Machine:
         node: the name of this machine.
         bundles: the parent folder of agents, each in a folder with its Secret's name.
         instead: the folder of this run, by the job's folder, if it has one with a number.
+        network: as in `LocalOptions`.
     """
 
     folder: Path
@@ -84,6 +87,7 @@ class Machine:
     node: str = "localhost"
     bundles: Path = Path("bundles")
     instead: Mapping[str, Path] = field(default_factory=dict)
+    network: Network | None = None
 
 
 def find_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
@@ -134,12 +138,15 @@ class LocalOptions:
         volumes: folders for volumes that only a cluster has, by volume name.
         base_port: the first replica's port for TensorFlow, each next one is one higher; None for any free
             ports.
+        network: `own` for a network in which several training replicas reach each other alone, `host` for
+            this machine's; None: their own, unless the script is likely to need another or it can't be had.
     """
 
     folder: Path = Path("runs")
     job_folder: Path = Path()
     volumes: Mapping[str, Path] = field(default_factory=dict)
     base_port: int | None = None
+    network: Network | None = None
 
 
 def survey(options: LocalOptions, environ: Mapping[str, str]) -> Machine:
@@ -153,6 +160,7 @@ def survey(options: LocalOptions, environ: Mapping[str, str]) -> Machine:
         volumes={name: folder.absolute() for name, folder in options.volumes.items()},
         gpus=find_gpus(environ),
         node=platform.node() or "localhost",
+        network=options.network,
     )
 
 

@@ -202,7 +202,8 @@ class LocalPod:
                 message = f"can't create the folder {folder}: {error.strerror}"
                 raise _NotStarted(_CANNOT_START, message) from error
         self.launch.termination_log.touch()
-        self._check_ports()
+        if self._sandbox.network is None:
+            self._check_ports()
         # An agent starts training more than once, and logs each attempt itself.
         attempt = "" if self.launch.has_agent else f"attempt {self.launch.env.get('TRAINJOB_ATTEMPT', '1')}, "
         self._log = ReplicaLog(
@@ -210,7 +211,9 @@ class LocalPod:
         )
         if self._log.problem:
             self._on_line(self._replica, f"trainjob: {self._log.problem}")
-        return ReplicaProcess(self.launch, self._take_line, self._sandbox.held)
+        network = self._sandbox.network
+        namespaces = network.namespaces if network is not None else ()
+        return ReplicaProcess(self.launch, self._take_line, self._sandbox.held, namespaces)
 
     def _check_ports(self) -> None:
         ports, base_port = self._sandbox.ports_of(self.manifest), self._sandbox.base_port

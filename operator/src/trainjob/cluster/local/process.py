@@ -193,19 +193,27 @@ class ReplicaProcess:
         launch: what to start.
         on_line: receives every line that it prints. Must not raise.
         held: descriptors that the launcher keeps open until everything below it has ended.
+        namespaces: descriptors of the namespaces that it enters first.
 
     Raises:
         OSError: the launcher could not be started.
         ValueError: the command or the environment holds text that no program accepts, such as a NUL.
     """
 
-    def __init__(self, launch: Launch, on_line: Callable[[str], None], held: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        on_line: Callable[[str], None],
+        held: Iterable[int] = (),
+        namespaces: Iterable[int] = (),
+    ) -> None:
         control, self._control = os.pipe()
         status_reader, status = os.pipe()
         log_reader, log = os.pipe()
         shim = [sys.executable, "-I", "-S", str(_SHIM), str(PACKAGE.parent)]
-        inherited = (control, status, *held)
-        options = map(str, (control, status, launch.grace_seconds, *held))
+        inherited = (control, status, *namespaces, *held)
+        entered = ",".join(map(str, namespaces)) or "-"
+        options = map(str, (control, status, launch.grace_seconds, entered, *held))
         try:
             # In its own session: Ctrl-C in the terminal reaches only this process, which ends the replicas.
             self._shim = subprocess.Popen(

@@ -1,5 +1,6 @@
 """The resources that the pods of one run share: ports, GPUs, the output and a folder for private files."""
 
+import asyncio
 import base64
 import fcntl
 import os
@@ -12,14 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainjob.api import BUNDLE_VOLUME, STATE_VOLUME
+from trainjob.api.errors import trainer_of
 from trainjob.cluster.agents.bundle import lay_out
 from trainjob.cluster.local.launch import Launch, build_launch, hostname_of, hostnames_in
 from trainjob.cluster.local.machine import CannotRunHere, Machine, PortBook, ReplicaPorts, share_gpus
+from trainjob.cluster.local.network import NoOwnNetwork, OwnNetwork, why_not_alone
 from trainjob.cluster.local.output import OutputLock, check_writable
 from trainjob.cluster.protocol import Manifest
 from trainjob.core.manifests import count_gpus
 from trainjob.core.names import LABEL_INDEX, LABEL_ROLE
 from trainjob_trainer.contract.files import TOKEN
+from trainjob_trainer.contract.replicas import EVALUATOR
 
 _PREFIX = "trainjob-"
 _IN_USE = ".in-use"
@@ -86,6 +90,7 @@ class Sandbox:
         folder: the parent folder of volumes.
         base_port: as given.
         token: the secret that the job's agents and the controller share, once it is unpacked.
+        network: the replicas' own; None if they have this machine's.
 
     Raises:
         CannotRunHere: no folder for temporary files can be created.
@@ -97,6 +102,7 @@ class Sandbox:
         self.folder = machine.folder
         self.base_port = base_port
         self.token: str | None = None
+        self.network: OwnNetwork | None = None
         self._book = PortBook(base_port)
         self._has_begun = False
         self._lock: OutputLock | None = None
@@ -136,8 +142,12 @@ class Sandbox:
                     refused.setdefault(line, []).append(replica_name(pod))
         if refused:
             raise CannotRunHere(f"{', '.join(replicas)}: {line}" for line, replicas in refused.items())
+        notes = [note for launch in launches for note in launch.notes]
+        training = [pod for pod in pods if pod["metadata"]["labels"][LABEL_ROLE] != EVALUATOR]
+        if not self._has_begun and len(training) > 1:
+            notes += self._make_network(launches, training)
         self._has_begun = True
-        return tuple(dict.fromkeys(note for launch in launches for note in launch.notes))
+        return tuple(dict.fromkeys(notes))
 
     def admit(self, pod: Manifest) -> Launch:
         """Return a pod's process, after assigning its ports and locking its output.
@@ -189,11 +199,42 @@ class Sandbox:
         """Return the descriptors that a pod's launcher must keep open while it runs."""
         return (self._private.fd, *((self._lock.fd,) if self._lock is not None else ()))
 
+    async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection to a port of a replica; as `asyncio.open_connection`."""
+        connect = asyncio.open_connection if self.network is None else self.network.connect
+        return await connect(host, port)
+
     def leave(self) -> None:
         """Release the output for other runs, and remove private files; more calls do nothing."""
         if self._lock is not None:
             self._lock.close()
         self._private.remove()
+        if self.network is not None:
+            self.network.close()
+
+    def _make_network(self, launches: Iterable[Launch], pods: Iterable[Manifest]) -> tuple[str, ...]:
+        """Make the replicas' own network; without one, return what others can do."""
+        choice, reason = self._machine.network, ""
+        if choice is None:
+            words = (word for launch in launches for word in launch.argv)
+            entries = (entry for pod in pods for entry in trainer_of(pod["spec"]).get("env") or ())
+            variables = (str(entry.get("value") or "") for entry in entries)
+            reason = why_not_alone(words, variables, self._machine.job_folder)
+        why = f"{reason}; --network own closes them" if reason else "--network host"
+        if choice == "own" or (choice is None and not reason):
+            try:
+                self.network = OwnNetwork()
+            except NoOwnNetwork as error:
+                if choice == "own":
+                    raise CannotRunHere([f"--network own: {error}"]) from error
+                why = str(error)
+            else:
+                return ()
+        ports = sorted({ports.tensorflow for ports in self._book.ports.values()})
+        shown = f"{ports[0]} to {ports[-1]}"
+        return (
+            f"TensorFlow's ports, {shown}, let whoever reaches this machine read and write files ({why})",
+        )
 
     def _share_gpus(self, pods: Iterable[Manifest]) -> None:
         requested = {hostname_of(pod): count_gpus(pod) for pod in pods}

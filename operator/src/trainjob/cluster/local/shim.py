@@ -1,12 +1,13 @@
 """Starts one replica and ends all its descendants: a program that needs no installed package.
 
-    python -I -S shim.py LIBRARY CONTROL STATUS GRACE [HELD...] -- PROGRAM [ARGUMENT...]
+    python -I -S shim.py LIBRARY CONTROL STATUS GRACE NAMESPACES [HELD...] -- PROGRAM [ARGUMENT...]
 
 LIBRARY is the folder with the trainer's package. CONTROL is a descriptor to read requests from, one per line:
 `TERM SECONDS` (end it, kill it after SECONDS, at once for 0). Its end means that the parent process is gone,
 so everything is killed. STATUS is a descriptor to write to: a line of JSON when the program has started, and
-one when it has ended. HELD are descriptors to keep open until the end. The program inherits none of them. The
-exit code is the program's, 128+n after a death by signal n.
+one when it has ended. NAMESPACES are descriptors of Linux namespaces to enter, with commas, or `-`. HELD are
+descriptors to keep open until the end. The program inherits none of them. The exit code is the program's,
+128+n after a death by signal n.
 
 Descendants that have lost their parent become children of this process, which kills them, as the kernel does
 at the end of a container. An agent does so too, between two starts of training, but it can't stand in for
@@ -14,6 +15,7 @@ this process: a replica without `InPlace` has no agent, and an agent can be kill
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -127,8 +129,13 @@ class Shim:
 
 if __name__ == "__main__":
     split = sys.argv.index("--")
-    control, status, grace, *held = sys.argv[2:split]
-    for fd in (control, status, *held):
+    control, status, grace, namespaces, *held = sys.argv[2:split]
+    entered = namespaces.split(",") if namespaces != "-" else []
+    for fd in (control, status, *entered, *held):
         os.set_inheritable(int(fd), False)
+    for fd in entered:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(int(fd), 0) != 0:
+            sys.exit(f"trainjob: can't enter the run's network: {os.strerror(ctypes.get_errno())}")
     # Not sys.exit: nothing may run between the last report and the exit.
     os._exit(Shim(int(control), int(status), float(grace)).run(sys.argv[split + 1 :]))
