@@ -56,7 +56,7 @@ STILLBORN = (
         container={"volumeMounts": [{"name": "data", "mountPath": "/data"}]},
     ),
     faulty_job("no-python", "", workers=1, container=NO_PYTHON),
-    faulty_job("overdue", faults.HEALTHY, workers=1, pod={"activeDeadlineSeconds": 20}, maxRestarts=0),
+    faulty_job("overdue", faults.HEALTHY, workers=1, pod={"activeDeadlineSeconds": 60}, maxRestarts=0),
 )
 # What happens to worker 1 of a job that trains.
 STRUCK = (
