@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.world.kueue import build_queued_job
-from trainjob.api import ObjectMeta, TrainJob, parse
+from trainjob.api import TrainJob, parse
 from trainjob.core.integration import Placement, placed_job
 from trainjob.core.integrations.kueue import Kueue
 from trainjob.core.integrations.workload import (
@@ -222,7 +222,7 @@ NAME = "kueue.x-k8s.io/prebuilt-workload-name"
 def test_a_job_names_its_prebuilt_workload_in_an_annotation_or_label(
     metadata: dict[str, Any], name: str
 ) -> None:
-    assert prebuilt_workload(ObjectMeta(name="digits", **metadata)) == name
+    assert prebuilt_workload(metadata) == name
 
 
 @pytest.mark.parametrize(

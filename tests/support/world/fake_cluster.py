@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from support.kube.objects import merge
-from trainjob.api import ObjectMeta
 from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, NotFound, Snapshot
 from trainjob.core.integrations.podgroups import pod_group_name
 from trainjob.core.integrations.workload import prebuilt_workload
@@ -224,7 +223,7 @@ class FakeCluster:
         return next((found for found in workloads if uid in _owner_uids(found)), None)
 
     def _prebuilt_of(self, job: Manifest) -> Manifest | None:
-        name = prebuilt_workload(ObjectMeta.model_validate(job["metadata"]))
+        name = prebuilt_workload(job["metadata"])
         return self._objects.get(("Workload", job["metadata"]["namespace"], name)) if name else None
 
     def pod_group(self, key: JobKey) -> Manifest | None:

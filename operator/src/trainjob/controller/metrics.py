@@ -78,10 +78,8 @@ async def render_jobs(jobs: Iterable[Manifest], clock: Callable[[], float]) -> b
         jobs: read once.
         clock: returns Unix seconds.
     """
-    tally, left = (
-        Tally(dict.fromkeys(STATES, 0)),
-        iter(jobs),
-    )  # an alert needs the series before the first job
+    tally = Tally(dict.fromkeys(STATES, 0))  # an alert needs the series before the first job
+    left = iter(jobs)
     samples_of: dict[bytes, bytearray] = {}  # by the lines that describe them
     while True:
         some = list(islice(left, JOBS_AT_ONCE))

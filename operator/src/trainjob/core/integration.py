@@ -103,11 +103,11 @@ class Integration:
         """Return `POSITIONS` as it is served, or None."""
         return _served(self.POSITIONS, served) if self.POSITIONS is not None and self.kinds else None
 
-    def names(self, meta: ObjectMeta) -> Mapping[str, str]:
+    def names(self, metadata: Mapping[str, Any]) -> Mapping[str, str]:
         """Return names of objects, by kind, that the job has or refers to and that may lack its label."""
         return {}
 
-    def shares(self, meta: ObjectMeta) -> bool:
+    def shares(self, metadata: Mapping[str, Any]) -> bool:
         """Return whether the objects of the whole cluster decide on this job."""
         return False
 

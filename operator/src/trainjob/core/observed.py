@@ -21,6 +21,7 @@ from trainjob.core.agent_reports import AgentReport, Member, read_report
 from trainjob.core.conditions import RUNNING, SUCCESS_CRITERIA_MET, is_true
 from trainjob.core.delays import refusal_delay, time_left
 from trainjob.core.integration import placed_job
+from trainjob.core.manifests import Manifest
 from trainjob.core.names import (
     JobKey,
     Replica,
@@ -225,6 +226,12 @@ class Observed:
         """Return how many of the job's pods get nodes together; None if they are placed one by one."""
         sizes = (integration.gang_size(self) for integration in self.settings.integrations)
         return next((size for size in sizes if size is not None), None)
+
+    @cached_property
+    def integrated_dependents(self) -> tuple[Manifest, ...]:
+        """Return the objects of integrations that must exist before pods are created."""
+        integrations = self.settings.integrations
+        return tuple(manifest for each in integrations for manifest in each.dependents(self))
 
     @property
     def waits_for_gang(self) -> bool:

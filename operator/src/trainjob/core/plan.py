@@ -66,7 +66,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         return Plan(observed.status)
     decided = next((made for policy in chain if (made := policy(observed, now)) is not None), None)
     if decided is None:
-        return Plan(observed.status, _integrated(observed, observed.status, now))
+        return Plan(observed.status, _integration_actions(observed, observed.status, now))
     status, recheck = with_overview(observed, decided.status, now)
     requeue = soonest(decided.requeue, recheck, _deadline(observed, now))
     events = (*decided.events, *straggler_events(observed.status, status))
@@ -76,7 +76,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         actions=(
             *decided.actions,
             *end_other_containers(observed),
-            *_integrated(observed, status, now),
+            *_integration_actions(observed, status, now),
         ),
         events=events,
         requeue=requeue,
@@ -90,6 +90,6 @@ def _deadline(observed: Observed, now: datetime) -> timedelta | None:
     return left if left is not None and left > timedelta(0) else None
 
 
-def _integrated(observed: Observed, status: TrainJobStatus, now: datetime) -> tuple[Action, ...]:
+def _integration_actions(observed: Observed, status: TrainJobStatus, now: datetime) -> tuple[Action, ...]:
     integrations = observed.settings.integrations
     return tuple(action for each in integrations for action in each.actions(observed, status, now))

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from trainjob.api import ObjectMeta
 from trainjob.cluster.agents.poller import AgentPoller, AgentPolling
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.kube.agent_programs import AgentPrograms
@@ -143,7 +142,7 @@ class KubeCluster:
         self._use = use
         self._has_looked = asyncio.Event()
         self.integrations: tuple[Integration, ...] = tuple(each() for each in INTEGRATIONS)
-        self._kinds: list[tuple[Kind, Resource]] = []
+        self._kinds: list[tuple[Integration, Kind, Resource]] = []
         self._watchers: list[Callable[[JobKey], None]] = []
         self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=timeouts.sweep)
         self._agents = AgentPoller(self._uid_of, self._pods_of, self._notify, polling or AgentPolling())
@@ -211,7 +210,7 @@ class KubeCluster:
     def job_keys(self) -> tuple[JobKey, ...]:
         """Return the keys of all known jobs, and of those that are gone and have left an object behind."""
         known = (JobKey(*full_name) for full_name in self._jobs.store.names())
-        stores = (self._stores[resource] for kind, resource in self._kinds if kind.finalizer)
+        stores = (self._stores[resource] for _, kind, resource in self._kinds if kind.finalizer)
         left = (_job_of_label(manifest) for store in stores for manifest in store.items())
         return tuple(dict.fromkeys([*known, *(key for key in left if key is not None)]))
 
@@ -250,18 +249,14 @@ class KubeCluster:
         }
         shared: list[Manifest] = []
         waiting: tuple[str, str] | None = None
-        meta = ObjectMeta.model_validate(job["metadata"])
-        for integration in self.integrations:
-            for kind in integration.kinds:
-                resource = _resource_of(kind)
-                if not kind.of_jobs:
-                    shared += self._stores[resource].items() if integration.shares(meta) else ()
-                    continue
-                if related.get(kind.kind) is None:
-                    found = await self._of_job(key, uid, kind, integration.names(meta).get(kind.kind))
-                    related[kind.kind] = found
-                    queue = integration.queue_of(found) if found is not None else None
-                    waiting = (queue, found["metadata"]["name"]) if found and queue is not None else waiting
+        for integration, kind, resource in self._kinds:
+            if not kind.of_jobs:
+                shared += self._stores[resource].items() if integration.shares(job["metadata"]) else ()
+            elif related.get(kind.kind) is None:
+                name = integration.names(job["metadata"]).get(kind.kind)
+                found = related[kind.kind] = await self._of_job(key, uid, kind, resource, name)
+                queue = integration.queue_of(found) if found is not None else None
+                waiting = (queue, found["metadata"]["name"]) if found and queue is not None else waiting
         return Snapshot(
             job=job,
             pods=pods,
@@ -284,8 +279,8 @@ class KubeCluster:
                 if resource == CONFIG_MAPS:
                     await self._programs.provide(manifest)
                     return
-                lenient = {known for kind, known in self._kinds if not kind.strict}
-                created = await self._api.create(resource, manifest, strict=resource not in lenient)
+                strict = all(kind.strict for _, kind, known in self._kinds if known == resource)
+                created = await self._api.create(resource, manifest, strict=strict)
         except AlreadyExists:
             if is_read:
                 await self._look(resource, full_name)
@@ -355,7 +350,7 @@ class KubeCluster:
         """See `Cluster.release`: nobody else removes a finalizer from an object whose owner is gone."""
         job = self._jobs.store.get((key.namespace, key.name))
         is_going = job is None or "deletionTimestamp" in job["metadata"]
-        for kind, resource in self._kinds:
+        for _, kind, resource in self._kinds:
             for manifest in self._stores[resource].of_job(key) if kind.finalizer else ():
                 meta = manifest["metadata"]
                 is_left = is_going or controller_uid(manifest) != self._uid_of(key)
@@ -422,15 +417,16 @@ class KubeCluster:
             _log.warning("%s", found.MISSING)
         for kind in found.kinds:
             resource = _resource_of(kind)
-            self._kinds.append((kind, resource))
+            self._kinds.append((found, kind, resource))
             scope = Scope(resource, self._namespace, LABEL_JOB) if kind.of_jobs else Scope(resource)
             store = self._stores[resource] = Store(_job_of_label, self._notify)
             self._informers[resource] = self._informer(scope, store)
         return found
 
-    async def _of_job(self, key: JobKey, uid: str | None, kind: Kind, name: str | None) -> Manifest | None:
+    async def _of_job(
+        self, key: JobKey, uid: str | None, kind: Kind, resource: Resource, name: str | None
+    ) -> Manifest | None:
         """Return the object of an integration that the job owns, else the one of the name that it needs."""
-        resource = _resource_of(kind)
         for manifest in self._stores[resource].of_job(key):
             if controller_uid(manifest) == uid:
                 return manifest
@@ -445,10 +441,8 @@ class KubeCluster:
         return Informer(self._api, scope, store, restarted=restarted, timeouts=self._timeouts)
 
     def _resource(self, kind: str, api_version: str = "") -> Resource:
-        integrated = (known for known_kind, known in self._kinds if known_kind.kind == kind)
-        return (
-            next((known for known in integrated if known.api_version == api_version), None) or BY_KIND[kind]
-        )
+        found = (r for _, _, r in self._kinds if (r.kind, r.api_version) == (kind, api_version))
+        return next(found, None) or BY_KIND[kind]
 
     def _turn_for(self, resource: Resource, ref: ObjectRef) -> AbstractAsyncContextManager[None]:
         known = None if resource in UNREAD else self._store(resource).get((ref.namespace, ref.name))

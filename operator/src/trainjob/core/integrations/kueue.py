@@ -82,7 +82,7 @@ class QueueState:
         return read_admission(self.workload, self.objects)
 
 
-def _of(observed: Observed) -> QueueState:
+def _state_of(observed: Observed) -> QueueState:
     state: QueueState = observed.integrated[Kueue.NAME]
     return state
 
@@ -152,14 +152,14 @@ class Kueue(Integration):
     KEPT_METADATA = (PREBUILT,)
     POSITIONS = Kind(VISIBILITY_GROUP, _VERSIONS, "localqueues", "LocalQueue")
 
-    def names(self, meta: ObjectMeta) -> Mapping[str, str]:
+    def names(self, metadata: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the name of the Workload that MultiKueue has made for the job, if it has."""
-        name = prebuilt_workload(meta)
+        name = prebuilt_workload(metadata)
         return {"Workload": name} if name else {}
 
-    def shares(self, meta: ObjectMeta) -> bool:
+    def shares(self, metadata: Mapping[str, Any]) -> bool:
         """Return whether the job names a queue."""
-        return QUEUE_NAME in meta.labels
+        return QUEUE_NAME in mapping_at(metadata, "labels")
 
     def queue_of(self, manifest: Manifest) -> str | None:
         """Return the queue of a Workload that asks for quota and has none."""
@@ -187,7 +187,7 @@ class Kueue(Integration):
             version=self.kinds[0].versions[0] if self.kinds else "",
             queue=meta.labels.get(QUEUE_NAME, ""),
             workload=read_workload(workload, meta.uid),
-            prebuilt_name=prebuilt_workload(meta),
+            prebuilt_name=prebuilt_workload(snapshot.job["metadata"]),
             prebuilt=read_workload(workload, None),
             position=snapshot.queue_position,
             objects=read_queue_objects(snapshot.shared),
@@ -215,7 +215,7 @@ class Kueue(Integration):
 
     def delegates(self, observed: Observed) -> bool:
         """Return whether MultiKueue runs the job: this controller writes its Workload."""
-        state = _of(observed)
+        state = _state_of(observed)
         is_ready = observed.parsed is not None and state.queue and state.version
         return observed.manager == MULTIKUEUE and bool(is_ready)
 
@@ -230,7 +230,7 @@ class Kueue(Integration):
 
         Quota of workers that was given back can't be taken again before the next admission.
         """
-        state = _of(observed)
+        state = _state_of(observed)
         admission, workload = state.admission, state.workload
         if admission is None or workload is None or is_true(observed.status, SUCCESS_CRITERIA_MET):
             return None
@@ -239,12 +239,12 @@ class Kueue(Integration):
 
     def placements(self, observed: Observed) -> Mapping[str, Placement]:
         """Return what the admission adds to pods: the labels of the flavor's nodes, above all."""
-        admission = _of(observed).admission
+        admission = _state_of(observed).admission
         return admission.placements if admission is not None else {}
 
     def actions(self, observed: Observed, status: TrainJobStatus, now: datetime) -> tuple[Action, ...]:
         """Return the next write that makes the job's Workload fit this status; none if it does."""
-        state = _of(observed)
+        state = _state_of(observed)
         if not state.version:
             return ()
         found, ends = state.workload, is_finished(status)
@@ -272,7 +272,7 @@ class Kueue(Integration):
 
 
 def _is_held(observed: Observed) -> bool:
-    state = _of(observed)
+    state = _state_of(observed)
     if not state.queue:
         return False
     if not state.version:
@@ -282,7 +282,7 @@ def _is_held(observed: Observed) -> bool:
 
 
 def _admitted(observed: Observed, now: datetime) -> Plan:
-    state = _of(observed)
+    state = _state_of(observed)
     message = f"admitted by queue {state.queue}" if state.queue else "taken out of its queue"
     if observed.status.attempt:
         message += f"; {describe_resume(observed)}"
@@ -291,7 +291,7 @@ def _admitted(observed: Observed, now: datetime) -> Plan:
 
 def _why_held(observed: Observed) -> tuple[str, str]:
     """Return the reason, and a sentence for it."""
-    state = _of(observed)
+    state = _state_of(observed)
     found, waiting = state.workload, f"waiting in queue {state.queue}"
     if not state.version:
         return "NoKueue", f"{waiting}, but this controller doesn't use Kueue: upgrade its release with Kueue"
@@ -334,7 +334,7 @@ def _workload_refusal(observed: Observed) -> Refusal | None:
 
 def _missing_class(observed: Observed) -> str:
     """Return `: ` and which priority class doesn't exist, or an empty text."""
-    state = _of(observed)
+    state = _state_of(observed)
     try:
         build_priority(observed.effective_job, state.version, state.objects)
     except LookupError as error:
@@ -344,7 +344,7 @@ def _missing_class(observed: Observed) -> str:
 
 def _not_adopted(observed: Observed) -> str:
     """Return `: ` and why the prebuilt Workload can't be the job's, or an empty text."""
-    state = _of(observed)
+    state = _state_of(observed)
     found, name = state.prebuilt, state.prebuilt_name
     if found is None or found.deleting:
         return f": its Workload {name} doesn't exist, or another object owns it"
@@ -355,7 +355,7 @@ def _not_adopted(observed: Observed) -> str:
 
 def _recheck(observed: Observed, now: datetime) -> timedelta | None:
     """Return when to look again for what no event reports: a refusal's end, a priority class, a flavor."""
-    state = _of(observed)
+    state = _state_of(observed)
     refusal, found = _workload_refusal(observed), state.workload
     if refusal is not None:
         return refusal.next_attempt(now)
@@ -368,7 +368,7 @@ def _recheck(observed: Observed, now: datetime) -> timedelta | None:
 
 def _refused(observed: Observed, found: Workload) -> str:
     """Return why this controller refuses the admission by this queue, now or before; or an empty text."""
-    state = _of(observed)
+    state = _state_of(observed)
     if state.admission is not None and state.admission.refusal:
         return state.admission.refusal
     is_known = found.inactive not in ("", _SUSPENDED) and found.queue == state.queue
@@ -379,7 +379,7 @@ def _refused(observed: Observed, found: Workload) -> str:
 
 
 def _ref(observed: Observed, workload: Workload) -> ObjectRef:
-    api_version = f"{GROUP}/{_of(observed).version}"
+    api_version = f"{GROUP}/{_state_of(observed).version}"
     return ObjectRef("Workload", observed.meta.namespace, workload.name, workload.uid, api_version)
 
 
@@ -389,7 +389,7 @@ _AT_ONCE = ("Preempted", "NodeFailures")
 
 
 def _creation(observed: Observed, now: datetime) -> tuple[Action, ...]:
-    state = _of(observed)
+    state = _state_of(observed)
     refusal = _workload_refusal(observed)
     waits = refusal is not None and refusal.patience_left(now) > timedelta(0)
     if observed.parsed is None or observed.effective_job.spec.suspend or waits:
@@ -403,7 +403,7 @@ def _creation(observed: Observed, now: datetime) -> tuple[Action, ...]:
 
 
 def _adoption(observed: Observed, job: TrainJob) -> tuple[Action, ...]:
-    state = _of(observed)
+    state = _state_of(observed)
     found = state.prebuilt
     if found is None or _not_adopted(observed):
         return ()
@@ -416,7 +416,7 @@ def _spec_changes(observed: Observed, found: Workload) -> dict[str, Any]:
 
     MultiKueue deletes job and Workload if what it has asked for is changed.
     """
-    state = _of(observed)
+    state = _state_of(observed)
     if state.prebuilt_name:
         return {}
     job = observed.effective_job
@@ -482,7 +482,7 @@ def _give_back(found: Workload, status: TrainJobStatus, now: datetime) -> dict[s
 
 def _reclaimable(observed: Observed, found: Workload, status: TrainJobStatus) -> Mapping[str, int]:
     """Return how many pods of each role need no quota any more; Kueue lets these numbers only grow."""
-    state = _of(observed)
+    state = _state_of(observed)
     wanted = replica_counts(observed.effective_job.spec)
     assigned = state.admission.counts if state.admission is not None else {}
     free: dict[str, int] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from trainjob.api import ObjectMeta, TrainJob, TrainJobSpec, TrainJobStatus
+from trainjob.api import TrainJob, TrainJobSpec, TrainJobStatus
 from trainjob.api.errors import mapping_at
 from trainjob.core.actions import Action, Delete, Patch, is_to_train
 from trainjob.core.integration import Integration, Kind, Placement
@@ -146,9 +146,9 @@ class PodGroups(Integration):
     KINDS = (_kind(COSCHEDULING), _kind(VOLCANO))
     KEPT_METADATA = (GROUP_NAME_LABEL, GROUP_NAME_ANNOTATION)
 
-    def names(self, meta: ObjectMeta) -> Mapping[str, str]:
+    def names(self, metadata: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the name of the job's PodGroup."""
-        return {"PodGroup": pod_group_name(meta.name, meta.uid)}
+        return {"PodGroup": pod_group_name(metadata["name"], metadata["uid"])}
 
     def gang_of(self, observed: Observed) -> Gang | None:
         """Return the gang of a job; None if its pods are placed one by one.

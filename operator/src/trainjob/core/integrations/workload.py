@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainjob.api import ObjectMeta, TrainJob
+from trainjob.api import TrainJob
 from trainjob.api.errors import mapping_at, objects_at
 from trainjob.core.integration import Placement
 from trainjob.core.manifests import Manifest, role_template
@@ -151,12 +151,13 @@ def read_workload(manifest: Mapping[str, Any] | None, uid: str | None) -> Worklo
     )
 
 
-def prebuilt_workload(meta: ObjectMeta) -> str:
+def prebuilt_workload(metadata: Mapping[str, Any]) -> str:
     """Return the name of the Workload that MultiKueue has made for a job; empty for other jobs.
 
     Kueue has it in a label or, since 0.18, in an annotation.
     """
-    return meta.annotations.get(PREBUILT) or meta.labels.get(PREBUILT) or ""
+    texts = (mapping_at(metadata, kind) for kind in ("annotations", "labels"))
+    return next((each[PREBUILT] for each in texts if each.get(PREBUILT)), "")
 
 
 # What is written.

@@ -22,7 +22,7 @@ from trainjob.core.actions import (
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
 from trainjob.core.delays import RECHECK, soonest, start_delay, time_left
 from trainjob.core.failure import AT_START, awaited_pods, lost_nodes, time_to_end
-from trainjob.core.manifests import Manifest, build_claim, build_network_policy, build_service
+from trainjob.core.manifests import build_claim, build_network_policy, build_service
 from trainjob.core.names import Replica, desired_replicas, replica_counts, training_replicas
 from trainjob.core.observed import Observed, Refusal, is_same_policy
 from trainjob.core.pods import SLOW_START, Pod, PodState, is_slow_to_start, slow_start_left
@@ -144,7 +144,7 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
         # The user's own claim may have any name, and the next job reuses a retained one.
         "PersistentVolumeClaim": created,
         "NetworkPolicy": observed.settings.isolation is not None,
-        **{manifest["kind"]: True for manifest in _integrated(observed)},
+        **{manifest["kind"]: True for manifest in observed.integrated_dependents},
     }
     for kind, found in observed.related.items():
         if needed.get(kind) and not found.ours:
@@ -218,14 +218,9 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
 
 def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
     job = observed.effective_job
-    desired = (build_claim(job), build_service(job), *_integrated(observed))
+    desired = (build_claim(job), build_service(job), *observed.integrated_dependents)
     missing = (each for each in desired if each is not None and each["kind"] not in observed.related)
     return (*map(Create, missing), *_network_policy(observed))
-
-
-def _integrated(observed: Observed) -> tuple[Manifest, ...]:
-    integrations = observed.settings.integrations
-    return tuple(manifest for each in integrations for manifest in each.dependents(observed))
 
 
 def _network_policy(observed: Observed) -> tuple[Action, ...]:
