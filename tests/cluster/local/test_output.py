@@ -18,7 +18,7 @@ from trainjob.cluster.local import (
     remove_folder,
     set_aside,
 )
-from trainjob.cluster.local.output import LOCK_NAME, OutputLock
+from trainjob.cluster.local.output import LOCK_NAME, OutputLock, is_taken
 from trainjob.cluster.local.process import ReplicaLog, replica_log_path
 
 
@@ -90,8 +90,13 @@ def test_links_in_a_folder_that_somebody_has_sent_are_not_followed(tmp_path: Pat
     os.close(OutputLock(folder).fd)
     log = ReplicaLog(log_path, "a new attempt")
     assert log.problem is not None
+    os.mkfifo(replica_log_path(folder, "worker-1"))  # nobody reads it
+    assert ReplicaLog(replica_log_path(folder, "worker-1"), "a new attempt").problem is not None
     assert mine.read_text() == "all of it"
     assert not (folder / LOCK_NAME).is_symlink()
+    (folder / LOCK_NAME).unlink()
+    os.mkfifo(folder / LOCK_NAME)  # nobody writes into it
+    assert not is_taken(folder)
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "logs", "evaluator"])

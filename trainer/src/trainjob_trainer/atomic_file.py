@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 from typing import IO
 
+from trainjob_trainer.contract.files import APPENDING
+
 TEMPORARY = ".tmp-"
 """Prefix of files that are not complete yet, or are being removed."""
 
@@ -26,8 +28,7 @@ def open_appending(path: Path) -> IO[str]:
 
     Raises OSError if it can't be written, or is anything else.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
+    descriptor = os.open(path, APPENDING, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainjob_trainer.contract.environment import SMOKE
-from trainjob_trainer.contract.files import output_folders
+from trainjob_trainer.contract.files import find_link, output_folders
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task, of_the_job
 
@@ -246,12 +246,8 @@ class Environment:
         own = Path(env.get("TRAINJOB_OUTPUT_DIR") or _own_folder(task, program, output, resume=resume))
         own = own.absolute()
         folders = output_folders(str(own.parent if task.is_evaluator else own), task.type)
-        for folder in (folders.checkpoints, folders.logs, str(Path(folders.logs).parent)):
-            if Path(folder).is_symlink():
-                raise InvalidConfiguration(
-                    f"{folder} is a link, and nothing below an output is followed to elsewhere: remove it, or"
-                    " put what it names there"
-                )
+        if link := find_link((folders.checkpoints, folders.logs, Path(folders.logs).parent)):
+            raise InvalidConfiguration(link)
         return cls(
             name=env.get("TRAINJOB_NAME") or "local",
             uid=env.get("TRAINJOB_UID", ""),

@@ -47,6 +47,8 @@ from trainjob.cluster.local import CannotRunHere, LocalOptions, Network
 @click.option(
     "--network",
     type=click.Choice(get_args(Network)),
+    envvar="TRAINJOB_NETWORK",
+    show_envvar=True,
     help="own: several replicas reach only each other, and nobody else reaches them; host: this machine's. "
     "Without it own where the system allows it, unless the script is likely to need another.",
 )

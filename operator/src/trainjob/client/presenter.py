@@ -293,6 +293,8 @@ IN_PYTHON = Advice(
         "PortInUse": "end the program that has the port, or call run() again",
         "CheckpointMismatch": "the checkpoint is of another model: start over with run(fresh=True), or "
         "restore the model",
+        "network": "the replicas of several workers reach only each other, unless the variable "
+        "TRAINJOB_NETWORK=host gives them this machine's network",
         "module": "install the package of '{module}' into this Python environment",
         "file": "there is no {file}: commands start in the working directory of the call",
         "command": "check command=[...]: the program must be installed on this machine",

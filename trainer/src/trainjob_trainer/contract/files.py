@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainjob_trainer.contract.replicas import EVALUATOR
 
@@ -31,6 +34,23 @@ def output_folders(root: str, role: str) -> OutputFolders:
         return OutputFolders(f"{root}/{EVALUATOR}", f"{root}/checkpoints", f"{root}/{EVALUATOR}/logs")
     return OutputFolders(root, f"{root}/checkpoints", f"{root}/logs/train")
 
+
+def find_link(folders: Iterable[str | Path]) -> str:
+    """Return what to do about the first of an output's own folders that is a link; empty if none is.
+
+    An output may come from somebody else: what a link names isn't part of it.
+    """
+    link = next((folder for folder in folders if Path(folder).is_symlink()), None)
+    if link is None:
+        return ""
+    return (
+        f"{link} is a link, and nothing below an output is followed to elsewhere: remove it, or put what it"
+        " names there"
+    )
+
+
+APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Flags of `os.open` for a file that grows: a link is not followed, and nobody waits for a pipe's reader."""
 
 FINAL = "final.json"
 """Among the checkpoints, once the writer's process has exited with 0: what had started it writes it."""

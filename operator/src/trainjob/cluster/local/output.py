@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from trainjob.cluster.local.machine import CannotRunHere
+from trainjob_trainer.contract.files import find_link
 
 LOCK_NAME = ".trainjob.lock"
 
@@ -20,14 +21,9 @@ def check_writable(folder: Path) -> None:
     Raises:
         CannotRunHere: the folder can't be written, or has a link where a run writes; the message says so.
     """
-    for name in ("checkpoints", "evaluator", "logs", "logs/replicas", "logs/train"):
-        if (folder / name).is_symlink():
-            raise CannotRunHere(
-                [
-                    f"{folder / name} is a link, and nothing below an output is followed to elsewhere: remove"
-                    " it, or put what it names there"
-                ]
-            )
+    names = ("checkpoints", "evaluator", "logs", "logs/replicas", "logs/train")
+    if link := find_link(folder / name for name in names):
+        raise CannotRunHere([link])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".trainjob-"):
@@ -99,12 +95,15 @@ class OutputLock:
 def is_taken(folder: Path) -> bool:
     """Return whether a run holds the lock of this folder, which may not exist."""
     try:
-        with (folder / LOCK_NAME).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        lock = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(lock)
     return False
 
 

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from trainjob.cluster.agents.bundle import PACKAGE
 from trainjob.cluster.local.launch import Launch
+from trainjob_trainer.contract.files import APPENDING
 
 LONGEST_LINE = 4096
 """Characters of one line that are kept."""
@@ -134,8 +135,7 @@ class ReplicaLog:
         self._file: TextIO | None = None
         with self._giving_up():
             path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.fdopen(os.open(path, flags, 0o666), "a", 1, "utf-8", "replace")
+            self._file = os.fdopen(os.open(path, APPENDING, 0o666), "a", 1, "utf-8", "replace")
         self.write(header)
 
     def write(self, line: str) -> None:
