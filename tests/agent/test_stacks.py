@@ -36,7 +36,7 @@ def test_a_process_of_a_job_shows_them_and_continues(env: dict[str, str]) -> Non
     with start(env) as process:
         assert answers_stack_requests(process.pid)
         assert request_stacks(process.pid) == [process.pid]
-        out, err = process.communicate("go on\n", timeout=30)
+        out, err = process.communicate("go on\n", timeout=300)
     assert (process.returncode, out) == (0, "")
     assert 'File "<string>", line 1 in waiting' in err
 
@@ -45,7 +45,7 @@ def test_a_process_of_a_job_shows_them_and_continues(env: dict[str, str]) -> Non
 def test_any_other_process_is_not_asked(env: dict[str, str]) -> None:
     with start(env) as process:
         assert request_stacks(process.pid) == []
-        process.communicate("go on\n", timeout=30)
+        process.communicate("go on\n", timeout=300)
     assert process.returncode == 0
 
 

@@ -17,7 +17,7 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_weights() -> No
         [sys.executable, str(REPOSITORY / "benchmarks" / "chaos.py"), *COMMAND],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
         check=False,
     )
 

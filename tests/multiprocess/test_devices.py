@@ -25,7 +25,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, **quiet, **support},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -28,7 +28,7 @@ def test_a_malformed_environment_leaves_with_its_code_and_a_report(
         env={**os.environ, "TRAINJOB_PROGRESS_FILE": str(report), **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -135,7 +135,7 @@ def test_last_words_stay_whole_however_many_metrics_there_are(tmp_path: Path) ->
         (["trained alone", "another rate", "trained alone"], ["trained alone", "another rate"]),
         (["two\nlines\t and more"], ["two lines and more"]),
         (["word " * 60], [" ".join(60 * ["word"])]),
-        (["word " * 70], [" ".join(60 * ["word"]) + "…"]),
+        ([f"{'a' * 200}{'b' * 200}"], [f"{'a' * 150}…{'b' * 149}"]),
         ([f"fit {number}" for number in range(20)], [f"fit {number}" for number in range(8)]),
     ],
 )

@@ -55,7 +55,7 @@ os._exit(7 if child.exitcode == -signal.SIGTERM and not stop.requested else 8)
 
 
 def exit_code(program: str) -> int:
-    return subprocess.run([sys.executable, "-c", LISTEN + program], timeout=60, check=False).returncode
+    return subprocess.run([sys.executable, "-c", LISTEN + program], timeout=300, check=False).returncode
 
 
 @pytest.mark.parametrize(

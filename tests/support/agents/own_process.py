@@ -22,7 +22,7 @@ import pytest
 
 from trainjob_trainer.agent.child import Child
 
-SECONDS = 180
+SECONDS = 400
 PYTHON = sys.executable
 
 Scenario = Callable[..., Coroutine[Any, Any, None]]

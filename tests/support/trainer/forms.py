@@ -34,8 +34,8 @@ from support.trainer.plain import BOOTSTRAP, clean_environment
 
 SCRIPT = Path(__file__).with_name("form_process.py")
 TOLERANCE = 1e-5
-SILENCE_SECONDS = 90.0
-"""Without a word for so long, a form is taken for one that hangs."""
+SILENCE_SECONDS = 300.0
+"""Without a word for so long, a form counts as hanging: on a loaded machine some take two minutes."""
 GRACE_SECONDS = 10.0
 """What the other workers have to say of a form in which one has failed, they say within this time."""
 REFERENCE = "reference"

@@ -19,7 +19,7 @@ from trainjob_trainer.agent.ending import mark_finished
 
 BOOTSTRAP = Path(trainjob_trainer.__file__).parent / "bootstrap"
 SCRIPTS = Path(__file__).parents[2] / "trainer_plain" / "scripts"
-SECONDS = 150
+SECONDS = 400
 
 
 @dataclass(frozen=True)
