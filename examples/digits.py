@@ -32,8 +32,9 @@ def heldout() -> tf.data.Dataset:
     return scans(heldout=True)
 
 
-def model() -> keras.Model:
+def model(epochs: int) -> keras.Model:
     layers = keras.layers
+    steps = epochs * 23  # 1,437 scans in batches of 64
     net = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -48,7 +49,7 @@ def model() -> keras.Model:
         ]
     )
     net.compile(
-        optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, decay_steps=25 * 23)),
+        optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, decay_steps=steps)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -59,4 +60,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=25)
     epochs = parser.parse_args().epochs
-    train_and_evaluate(model, train, heldout, epochs=epochs, global_batch=64)
+    train_and_evaluate(lambda: model(epochs), train, heldout, epochs=epochs, global_batch=64)

@@ -197,6 +197,35 @@ def test_a_rate_is_changed_once_an_epoch_also_where_a_restart_is_within_one(
     same_weights(result.model, fitted(3, halving()))
 
 
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (
+            lambda rates: rates.CosineDecay(0.1, 8),
+            "0 after 8 steps, by CosineDecay: the 8 steps that are left",
+        ),
+        (lambda rates: rates.CosineDecay(0.1, 16), ""),
+        (lambda rates: rates.CosineDecay(0.0, 8, warmup_target=0.1, warmup_steps=2), "0 after 12 steps, by"),
+        (lambda rates: rates.CosineDecayRestarts(0.1, 4), ""),
+        (lambda rates: rates.PiecewiseConstantDecay([4], [0.1, 0.0]), "0 after 8 steps, by"),
+        (lambda _: 0.0, ""),
+    ],
+    ids=["ends early", "fits", "warm-up", "cycles", "by pieces", "a number"],
+)
+def test_a_schedule_that_has_reached_zero_is_said_once(
+    schedule: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build() -> Any:
+        net = model()
+        net.compile(keras.optimizers.SGD(schedule(keras.optimizers.schedules)), "mse")
+        return net
+
+    alone.train(tmp_path, build, SET, epochs=4)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "learning rate" in line]
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)
+
+
 def test_what_an_optimizer_does_at_the_end_is_done_and_saved(tmp_path: Path) -> None:
     def averaged() -> Any:
         net = model()

@@ -64,6 +64,7 @@ class AtEnd(Scoring):
         self._step_before = 0
         self._batches = 0
         self._patience = 0.0
+        self._has_rate_zero = False
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras, after the user's callbacks have reset their state, or restored another.
@@ -105,12 +106,30 @@ class AtEnd(Scoring):
             MetricState(self.model).put_back(host.get(METRICS, ()), is_writer=session.is_writer)
         self._batches = call.batches_before
         self._step_before = session.step - self._batches
+        if steps and session.is_writer:
+            self._say_once_if_the_rate_stays_zero(int(steps) * (call.epochs - epoch) - self._batches)
         session.progress.update(
             step=session.step,
             total_steps=self._step_before + int(steps) * (call.epochs - epoch) if steps else None,
             epoch=epoch + 1,
             total_epochs=call.epochs,
         )
+
+    def _say_once_if_the_rate_stays_zero(self, steps_left: int) -> None:
+        """Give a notice of a schedule that has come to its end: a warm-up or a cycle leaves zero again."""
+        optimizer = self.model.optimizer
+        schedule = getattr(optimizer, "_learning_rate", None)
+        if self._has_rate_zero or not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            return
+        done = int(optimizer.iterations)
+        self._has_rate_zero = not any(
+            float(schedule(done + step)) for step in {0, steps_left // 2, steps_left - 1}
+        )
+        if self._has_rate_zero:
+            notice(
+                f"the learning rate is 0 after {done} steps, by {type(schedule).__name__}: the {steps_left} "
+                "steps that are left change no weight. Give the schedule as many steps as the training has"
+            )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras, with the last batch's number within the epoch, from 0."""
