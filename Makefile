@@ -8,6 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 TENSORFLOW ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 UV := $(shell command -v uv || echo .uv/bin/uv)
 BIN := .venv/bin
+# What `make run` needs is a small part of what the tests need.
+READY := .venv/.ready-$(TENSORFLOW)
 SYNCED := .venv/.synced-$(TENSORFLOW)
 # The oldest TensorFlow and Keras that are declared: tests/versions runs with them.
 OLDEST := .venv-oldest/.synced
@@ -21,7 +23,7 @@ JOB ?= examples/digits.yaml
 help:  ## Show what there is.
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-run: $(SYNCED)  ## Train the digits example here: two workers and an evaluator. ARGS=--fresh starts over.
+run: $(READY)  ## Train the digits example here: two workers and an evaluator. ARGS=--fresh starts over.
 	@$(BIN)/trainjob run $(JOB) $(ARGS)
 
 test: check $(OLDEST)  ## Check and run all tests, side by side. ARGS='-k name' runs some.
@@ -97,9 +99,17 @@ kind-e2e: $(SYNCED)  ## Run tests/e2e/node on a kind cluster of its own, with Do
 clean:  ## Remove the environment and the runs.
 	rm -rf .venv .venv-oldest .venv-next .uv runs examples/runs site .cache
 
-$(SYNCED): uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml | $(UV)
-	$(UV) sync --locked --compile-bytecode --extra $(TENSORFLOW) --group docs
-	@rm -f .venv/.synced-* && touch $@
+LOCKED := uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml
+
+# Beside what the tests need it takes nothing away. Python's UTF-8 mode is for folders such as /home/jürgen.
+$(READY): $(LOCKED) | $(UV)
+	PYTHONUTF8=1 $(UV) sync --locked --compile-bytecode $(if $(wildcard $(SYNCED)),--inexact) --no-dev --group examples \
+	    --extra $(TENSORFLOW)
+	@rm -f $(filter-out $(SYNCED),$(wildcard .venv/.ready-* .venv/.synced-*)) && touch $@
+
+$(SYNCED): $(LOCKED) | $(UV)
+	PYTHONUTF8=1 $(UV) sync --locked --compile-bytecode --extra $(TENSORFLOW) --group docs
+	@rm -f .venv/.ready-* .venv/.synced-* && touch $(READY) $@
 
 $(OLDEST): uv.lock pyproject.toml trainer/pyproject.toml | $(UV)
 	UV_PROJECT_ENVIRONMENT=.venv-oldest $(UV) sync --quiet --locked --group oldest

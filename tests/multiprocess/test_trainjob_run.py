@@ -19,7 +19,8 @@ from support.notebook import html_of, run_notebook, text_of
 from support.trainer.checkpoints import newest_step
 from support.trainer.processes import jsonl
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 SMALL_EXAMPLES = ["plain_keras", "custom_loop", "parameter_server", "tfrecords", "mixed_precision"]
 CRASHED = r"worker 1 crashed \(exit code 1: small_job\.py:42: ValueError: told to crash\) at step \d+"
 
@@ -60,6 +61,21 @@ def test_the_main_job_is_tried_trains_scores_and_is_not_trained_again(tmp_path: 
     then = "train on: ask for more, such as -- --epochs 50; start over: --fresh"
     assert re.fullmatch(rf"digits is finished \({facts}\); {then}\n", printed), printed
     assert evaluations(output)[-1] == final
+
+
+def test_the_script_in_the_readme_trains(tmp_path: Path) -> None:
+    (script,) = re.findall(
+        r"^```python\n(# train\.py\n.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.M
+    )
+    (tmp_path / "train.py").write_text(script)
+
+    code, printed = finished_run(tmp_path / "train.py", tmp_path, "--workers", "2")
+    assert code == 0, printed
+    (output,) = (tmp_path / "training").iterdir()
+    final = evaluations(output)[-1]
+    assert final["final"] is True
+    assert final["step"] == 20 * 23
+    assert final["metrics"]["accuracy"] >= 0.85
 
 
 @pytest.mark.parametrize("name", SMALL_EXAMPLES)
