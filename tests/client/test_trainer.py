@@ -217,7 +217,7 @@ def test_a_failure_here_is_raised_and_what_cannot_start_is_said(project: Path) -
     another = r"one is finished, and this is another request: kwargs number 2 \(was 1\); nothing was .*name="
     with pytest.raises(ClusterProblem, match=another):
         Trainer(train_digits, kwargs={"number": 2}, name="one", evaluator=False).run()
-    with pytest.raises(JobFailed, match=r"found its output finished already"):
+    with pytest.raises(JobFailed, match=r"found a finished run in its output"):
         Trainer(finds_it_finished, evaluator=False).run()
     (project / "runs" / "training" / "taken").parent.mkdir(parents=True, exist_ok=True)
     (project / "runs" / "training" / "taken").write_text("a file")

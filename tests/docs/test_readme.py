@@ -67,6 +67,11 @@ def test_the_code_is_the_examples() -> None:
     assert lines <= {line.strip() for line in (ROOT / "examples" / "digits.py").read_text().splitlines()}
 
 
+def test_the_site_begins_with_the_same_script() -> None:
+    (script,) = [text for language, text in BLOCKS if language == "python" and text.startswith("# train.py")]
+    assert script in (ROOT / "docs" / "index.md").read_text()
+
+
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))
 def test_links_lead_somewhere(target: str) -> None:
     assert target.startswith("https://") or (ROOT / target).exists()

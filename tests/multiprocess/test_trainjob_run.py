@@ -58,7 +58,7 @@ def test_the_main_job_is_tried_trains_scores_and_is_not_trained_again(tmp_path: 
     code, printed = finished_run(EXAMPLES / "digits.yaml", tmp_path)
     assert code == 0
     facts = rf"step {final['step']}, accuracy \d+\.\d %, .+"
-    then = "train on: ask for more, such as -- --epochs 50; start over: --fresh"
+    then = "continue training: request more, such as -- --epochs 50; start over: --fresh"
     assert re.fullmatch(rf"digits is finished \({facts}\); {then}\n", printed), printed
     assert evaluations(output)[-1] == final
 

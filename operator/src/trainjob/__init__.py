@@ -1,4 +1,4 @@
-"""Distributed TensorFlow on Kubernetes, that survives.
+"""Fault-tolerant distributed TensorFlow, on Kubernetes and on your laptop.
 
     from trainjob import Trainer, Job, jobs
 

@@ -62,7 +62,7 @@ class WithArguments(click.Command):
         except click.NoSuchOption as unknown:
             if arguments is not None:
                 raise
-            hint = f"Arguments of the script come behind --, as in: -- {unknown.option_name}"
+            hint = f"Put the script's arguments after --, as in: -- {unknown.option_name}"
             raise click.UsageError(f"{unknown.format_message()} {hint}", ctx) from unknown
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:

@@ -290,7 +290,7 @@ def describe_finished(run: Run, now: datetime) -> str:
     more, words = "", run.record.request.asked.get("arguments", ())
     epochs = max((replica.report.total_epochs or 0 for replica in view.replicas), default=0)
     if epochs and all(str(word).startswith("--epochs") for word in words[::2]):  # the trainer's own option
-        more = f"train on: ask for more, such as -- --epochs {2 * epochs}; "
+        more = f"continue training: request more, such as -- --epochs {2 * epochs}; "
     return f"{run.name} is finished{known}; {more}start over: {again}"
 
 

@@ -100,7 +100,7 @@ class ScriptJob:
     args: Sequence[str] = ()
     workers: int = _option("For a script: how many replicas train (1).", 1, minimum=1)
     evaluator: bool | None = _option(
-        "For a script: whether one more replica scores each checkpoint (it does, but for Horovod)."
+        "For a script: whether one more replica scores each checkpoint (default: on; off for Horovod)."
     )
     gpus: int = _option("For a script: GPUs of each worker (0).", 0, minimum=0)
     cpu: str | None = _option("For a script: processors of each replica, such as 2.", metavar="QUANTITY")

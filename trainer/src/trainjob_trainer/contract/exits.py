@@ -53,7 +53,7 @@ EXITS: dict[int, ExitMeaning] = {
         "InvalidConfiguration", "was configured wrongly", permanent=True
     ),
     ExitCode.OUTPUT_FINISHED: ExitMeaning(
-        "OutputFinished", "found its output finished already", permanent=True
+        "OutputFinished", "found a finished run in its output", permanent=True
     ),
     ExitCode.OUTPUT_UNWRITABLE: ExitMeaning("OutputUnwritable", "can't use its output folder"),
     ExitCode.OUTPUT_FULL: ExitMeaning("OutputFull", "found no space left", counted=False),
