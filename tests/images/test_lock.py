@@ -76,6 +76,22 @@ def test_people_install_nothing_that_only_the_controller_imports() -> None:
     assert extra < needed("trainjob", extra="controller")
 
 
+def test_make_run_installs_a_part_of_what_make_test_installs() -> None:
+    lines = (ROOT / "Makefile").read_text().replace("\\\n", "").splitlines()
+    (syncs,) = [line for line in lines if "--no-dev" in line]
+    assert "--group examples" in syncs
+    (workspace,) = [one for one in LOCKED if one["name"] == "trainjob-workspace"]
+    names = {one["name"] for one in [*workspace["dependencies"], *workspace["dev-dependencies"]["examples"]]}
+    run = set[str]().union(*map(needed, names))
+    assert run >= {"trainjob", "trainjob-trainer", "scikit-learn"}
+    assert run.isdisjoint({"kopf", "mypy", "pytest", "ruff"})
+    assert {"kopf", "pytest"} <= {
+        name
+        for one in workspace["dev-dependencies"]["dev"]
+        for name in needed(one["name"], extra="controller")
+    }
+
+
 def test_the_controller_starts_without_what_its_image_leaves_out() -> None:
     left_out = {name.replace("-", "_") for name in needed("trainjob") - needed("trainjob", without=PRUNED)}
     assert PRUNED in left_out
