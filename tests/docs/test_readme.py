@@ -60,15 +60,15 @@ def test_the_job_is_the_example() -> None:
 
 
 def test_the_code_is_the_examples() -> None:
-    """The other block is a script, which tests/multiprocess runs."""
-    shown = [text for language, text in BLOCKS if language == "python" and not text.startswith("# train.py")]
-    lines = {line.strip() for text in shown for line in text.splitlines() if line.strip()}
-    assert lines
-    assert lines <= {line.strip() for line in (ROOT / "examples" / "digits.py").read_text().splitlines()}
+    for text in (text for language, text in BLOCKS if language == "python"):
+        name = re.match(r"# (examples/\w+\.py)\n", text)
+        lines = {line.strip() for line in text.splitlines()[bool(name) :] if line.strip()}
+        example = ROOT / (name[1] if name else "examples/digits.py")
+        assert lines <= {line.strip() for line in example.read_text().splitlines()}
 
 
 def test_the_site_begins_with_the_same_script() -> None:
-    (script,) = [text for language, text in BLOCKS if language == "python" and text.startswith("# train.py")]
+    (script,) = [text for language, text in BLOCKS if language == "python" and "examples/train.py" in text]
     assert script in (ROOT / "docs" / "index.md").read_text()
 
 

@@ -19,8 +19,7 @@ from support.notebook import html_of, run_notebook, text_of
 from support.trainer.checkpoints import newest_step
 from support.trainer.processes import jsonl
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL_EXAMPLES = ["plain_keras", "custom_loop", "parameter_server", "tfrecords", "mixed_precision"]
 CRASHED = r"worker 1 crashed \(exit code 1: small_job\.py:42: ValueError: told to crash\) at step \d+"
 
@@ -64,12 +63,7 @@ def test_the_main_job_is_tried_trains_scores_and_is_not_trained_again(tmp_path: 
 
 
 def test_the_script_in_the_readme_trains(tmp_path: Path) -> None:
-    (script,) = re.findall(
-        r"^```python\n(# train\.py\n.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.M
-    )
-    (tmp_path / "train.py").write_text(script)
-
-    code, printed = finished_run(tmp_path / "train.py", tmp_path, "--workers", "2")
+    code, printed = finished_run(EXAMPLES / "train.py", tmp_path, "--workers", "2")
     assert code == 0, printed
     (output,) = (tmp_path / "training").iterdir()
     final = evaluations(output)[-1]
