@@ -7,12 +7,15 @@ import json
 import re
 import signal
 import socket
+import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import aiohttp
 import pytest
@@ -46,15 +49,15 @@ EVENT = {
 
 
 class Client:
-    """A browser that has opened the address."""
+    """A browser that has opened the address, and is at the page now."""
 
-    def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
-        self.session, self.address = session, address
-        self.origin = f"http://{urlsplit(address).netloc}"
+    def __init__(self, session: aiohttp.ClientSession, page: str, addresses: list[str]) -> None:
+        self.session, self.page, self.addresses = session, page, addresses
+        self.origin = f"http://{urlsplit(page).netloc}"
 
     @asynccontextmanager
     async def stream(self, **parameters: str) -> AsyncIterator[Stream]:
-        async with self.session.get(f"{self.origin}/stream", params=parameters) as response:
+        async with self.session.get(f"{self.page}stream", params=parameters) as response:
             assert response.headers["Content-Type"] == "text/event-stream"
             yield Stream(response)
 
@@ -82,7 +85,7 @@ class Stream:
             raise AssertionError(f"no such {event}: {passed[-3:]}") from None
 
     async def _read(self) -> None:
-        text = (await self._response.content.readuntil(b"\n\n")).decode()
+        text = (await self._response.content.readuntil(b"\n\n", max_size=1 << 26)).decode()
         fields = dict(line.split(": ", 1) for line in text.splitlines() if line)
         if "event" in fields:
             self._events.setdefault(fields["event"], []).append(json.loads(fields["data"]))
@@ -99,12 +102,13 @@ class Stream:
 async def opened(where: ClusterOptions = NOWHERE) -> AsyncIterator[Client]:
     jobs = LiveJobs(where)
     following = asyncio.ensure_future(jobs.run())
-    jar = aiohttp.CookieJar(unsafe=True)  # addresses may set cookies, too
+    addresses = list[str]()
     try:
-        async with serve(jobs) as address, aiohttp.ClientSession(cookie_jar=jar) as session:
+        async with serve(jobs, on_opened=addresses.append) as address, aiohttp.ClientSession() as session:
+            addresses.append(address)
             async with session.get(address) as response:
                 assert response.status == 200
-            yield Client(session, address)
+            yield Client(session, str(response.url), addresses)
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -120,16 +124,85 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 async def test_only_who_has_the_address_may_read() -> None:
     async with opened() as client, aiohttp.ClientSession() as stranger:
-        for path in ("/", "/page.js", "/stream", "/nothing", "/?token=wrong", "/?token=%ff"):
+        secret = urlsplit(client.page).path
+        guesses = ("/", "/page.js", "/stream", "/nothing", "/?token=wrong", "/?token=%ff", "/?token=", "//")
+        for path in (*guesses, secret[:-1], secret[:-2] + "/", f"/x{secret}", secret.upper()):
             async with stranger.get(client.origin + path) as response:
                 assert response.status == 403
-                assert "digits" not in await response.text()
-        wrong = {"Cookie": f"trainjob-ui-{urlsplit(client.origin).port}=wrong"}
-        async with stranger.get(client.origin, headers=wrong) as response:
-            assert response.status == 403
-        async with stranger.get(client.address, allow_redirects=False) as response:
-            assert (response.status, response.headers["Location"]) == (303, "/")
-            assert {"HttpOnly", "SameSite=Lax"} <= set(response.headers["Set-Cookie"].split("; "))
+                assert "works once: open the last one" in await response.text()
+
+
+async def test_an_address_opens_the_page_once_and_the_page_stays_open() -> None:
+    async with opened() as client, aiohttp.ClientSession() as another:
+        used, following = client.addresses
+        for _ in range(2):
+            async with another.get(used) as response:
+                assert response.status == 403
+        async with another.head(following) as response:
+            assert response.status == 403  # who only looks doesn't use it up
+        async with another.get(following, allow_redirects=False) as response:
+            assert response.status == 303
+            assert response.headers["Location"] == urlsplit(client.page).path
+        for path in ("", "page.js", ""):  # reloaded, or opened in another tab
+            async with client.session.get(client.page + path) as response:
+                assert response.status == 200
+        assert len({*client.addresses}) == 3
+
+
+async def test_nothing_of_the_page_goes_to_other_ports_or_sites() -> None:
+    async with opened() as client:
+        for address in (client.addresses[-1], client.page, f"{client.page}stream", client.origin):
+            async with client.session.get(address, allow_redirects=False) as response:
+                assert "Set-Cookie" not in response.headers
+                assert response.headers["Referrer-Policy"] == "no-referrer"
+                assert response.headers["Cache-Control"] == "no-store"
+
+
+@asynccontextmanager
+async def tab_beside_a_flood(folder: Path) -> AsyncIterator[asyncio.StreamReader]:
+    """A tab that has read nothing while a log has grown by 55 MiB, as another tab has seen."""
+    run, key = PlayedRun(folder, build_run([build_replica(step=1)])), f"run/{index_name(folder)}"
+    async with run.serve(), opened() as client:
+        run.write_log("worker-0", "first")
+        async with client.stream(job=key) as stream:
+            await stream.lines(1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(client.page).port, limit=1)
+            path = f"{urlsplit(client.page).path}stream?job={quote(key, safe='')}"
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            await reader.readexactly(1)
+            for number in range(20):
+                lines = [f"{number} {line:>900}" for line in range(3000)]
+                run.write_log("worker-0", *lines)
+                await stream.until("log", lambda shown, last=lines[-1]: shown[-1][1] == last)
+        yield reader
+        writer.close()
+
+
+async def test_the_newest_lines_wait_for_a_tab_that_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainjob.client.web.server._PATIENCE_SECONDS", 10 * GUARD_SECONDS)
+    tracemalloc.start()
+    async with tab_beside_a_flood(tmp_path / "digits") as tab, asyncio.timeout(GUARD_SECONDS):
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        read = bytearray()
+        while f"19 {2999:>900}".encode() not in read[-2000:]:
+            read += await tab.read(1 << 16)
+    assert b" lines are left out: they came faster than this page reads" in read
+    assert len(read) < 40 << 20
+    assert most < 40 << 20
+
+
+async def test_a_tab_that_does_not_read_for_long_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainjob.client.web.server._PATIENCE_SECONDS", 1.0)
+    async with tab_beside_a_flood(tmp_path / "digits") as tab, asyncio.timeout(GUARD_SECONDS):
+        await asyncio.sleep(3)
+        with suppress(ConnectionError):
+            while await tab.read(1 << 16):
+                pass
 
 
 @pytest.mark.parametrize(
@@ -147,22 +220,23 @@ async def test_only_who_has_the_address_may_read() -> None:
 )
 async def test_no_other_name_leads_here(host: str, status: int) -> None:
     async with opened() as client:
-        response = await client.session.get(f"{client.origin}/page.css", headers={"Host": host})
-        assert response.status == status
+        for address in (f"{client.page}page.css", client.addresses[-1]):
+            response = await client.session.get(address, headers={"Host": host})
+            assert response.status == status
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
 async def test_it_only_reads(method: str) -> None:
     async with opened() as client:
-        for path in ("/", "/stream"):
-            async with client.session.request(method, client.origin + path) as response:
+        for path in ("", "stream"):
+            async with client.session.request(method, client.page + path) as response:
                 assert response.status == 405
 
 
 async def test_every_answer_says_what_browsers_may_do_with_it() -> None:
     async with opened() as client:
-        for path in ("/", "/page.js", "/page.css", "/stream", "/nothing"):
-            async with client.session.get(client.origin + path) as response:
+        for path in ("", "page.js", "page.css", "stream", "nothing", "/nothing"):
+            async with client.session.get(urljoin(client.page, path)) as response:
                 rules = response.headers["Content-Security-Policy"].split("; ")
                 assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} <= set(rules)
                 assert "unsafe" not in response.headers["Content-Security-Policy"]
@@ -295,6 +369,34 @@ def test_the_command_prints_the_address_and_ends_by_ctrl_c(tmp_path: Path) -> No
         ui.process.send_signal(signal.SIGINT)
         assert ui.finish() == 130
     assert len(ui.lines) == 2
+
+
+def test_a_browser_is_given_a_file_of_this_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other users can read its command line, but not the file."""
+    browser = tmp_path / "browser"
+    browser.write_text(
+        f"#!{sys.executable}\n"
+        "import os, re, sys, urllib.request\n"
+        "file = sys.argv[1].removeprefix('file://')\n"
+        "address = re.search('url=([^\"]*)', open(file).read())[1]\n"
+        "status = urllib.request.urlopen(address).status\n"
+        "print('browser', oct(os.stat(file).st_mode), status, *sys.argv[1:], flush=True)\n"
+    )
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    with running("ui", "--open", cwd=tmp_path) as ui:
+        ui.read_until("Ctrl-C ends the page", "The page is open. To open it once more: http", "browser")
+        ui.process.send_signal(signal.SIGINT)
+        assert ui.finish() == 130
+    (seen,) = (line for line in ui.lines if line.startswith("browser"))
+    _, mode, status, file = seen.split()
+    assert (mode, status) == ("0o100600", "200")
+    assert re.fullmatch(rf"file://{gettempdir()}/trainjob-[^/]*/open\.html", file)
+    assert not Path(file.removeprefix("file://")).exists()
+    addresses = re.findall(r"http://\S*", "\n".join(ui.lines))
+    assert len({*addresses}) == 2
 
 
 def test_a_port_that_is_in_use_and_a_wrong_context_are_named() -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import webbrowser
 from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
 from trainjob.cli.ending import command
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions, connected
+
+_REDIRECT = (
+    '<!DOCTYPE html><meta name="referrer" content="no-referrer">'
+    '<meta http-equiv="refresh" content="0;url={0}"><a href="{0}">TrainJob</a>\n'
+)
 
 
 @command(
@@ -29,11 +37,15 @@ def ui(port: int, opens: bool, all_namespaces: bool, where: ClusterOptions) -> N
     """Serve a page with the runs on this machine and the jobs of the cluster, until Ctrl-C.
 
     It shows state, figures, curves, events and logs as they change, and changes nothing. Only this machine
-    can reach it, and only with the address that is printed.
+    can reach it, and only with an address that is printed: each one opens the page once, and then the next
+    is printed.
     """
     # The server is slow to import: not for --help.
     from trainjob.client.web.live_jobs import LiveJobs  # noqa: PLC0415
     from trainjob.client.web.server import serve  # noqa: PLC0415
+
+    def on_opened(following: str) -> None:
+        click.echo(f"The page is open. To open it once more: {following}")
 
     async def work() -> None:
         jobs = LiveJobs(where, all_namespaces=all_namespaces)
@@ -41,12 +53,17 @@ def ui(port: int, opens: bool, all_namespaces: bool, where: ClusterOptions) -> N
             if where != ClusterOptions() or all_namespaces:
                 await stack.enter_async_context(connected(where))  # a wrong name ends the command
             try:
-                address = await stack.enter_async_context(serve(jobs, port))
+                address = await stack.enter_async_context(serve(jobs, port, on_opened))
             except OSError as error:
                 raise click.UsageError(f"port {port} of 127.0.0.1 can't be used: {error.strerror}") from error
             click.echo(f"{address}\nCtrl-C ends the page; the jobs continue.")
             if opens:
-                webbrowser.open(address)
+                # All users can read a browser's command line, so it has no address, but this user's file.
+                file = Path(stack.enter_context(TemporaryDirectory(prefix="trainjob-"))) / "open.html"
+                file.touch(0o600)
+                file.write_text(_REDIRECT.format(address))
+                # Some commands for a browser last as long as the page is open.
+                threading.Thread(target=webbrowser.open, args=[file.as_uri()], daemon=True).start()
             await jobs.run()
 
     asyncio.run(work())
