@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -79,6 +80,43 @@ def test_equal_lines_are_counted() -> None:
     assert feed(cursor, line * 2) == ["again"] * 2
     cursor.reopen()
     assert feed(cursor, line * 3) == ["again"]
+
+
+@pytest.mark.parametrize(
+    ("piece", "shown"),
+    [
+        (b"x" * 16384, "x" * 100),
+        (b"12%\r" * 4096, "12%"),
+        (b"\r" * 16384, ""),
+        (b"\xff" * 16384, "\ufffd" * 100),
+        (b"\x1b[" + b"0" * 16382, "[" + "0" * 99),
+    ],
+    ids=["x", "progress", "returns", "no text", "half an escape"],
+)
+@pytest.mark.parametrize("start", [b"2026-01-02T03:04:05.000000000Z ", b""])
+def test_a_line_without_an_end_is_read_once_and_kept_in_part(start: bytes, piece: bytes, shown: str) -> None:
+    """32 MiB of it took minutes when each piece was added to all before."""
+    cursor = LogCursor()
+    tracemalloc.start()
+    assert cursor.feed(start) == []
+    for _ in range(2048):
+        assert cursor.feed(piece) == []
+    (line,) = cursor.feed(b"\n")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert line.text[:100] == shown
+    assert len(line.text) < (1 << 20) + 100
+    assert most < 24 << 20
+
+
+@given(st.lists(st.binary(max_size=60)), st.lists(st.integers(0, 2000), max_size=9), st.booleans())
+def test_where_pieces_are_cut_makes_no_difference(texts: list[bytes], cuts: list[int], stamped: bool) -> None:
+    stamp = STAMP.format(5, 1).encode() + b" "
+    data = b"".join((stamp if stamped else b"") + text + b"\n" for text in texts)
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    cursor = LogCursor()
+    pieces = [cursor.feed(data[a:b]) for a, b in pairwise(edges)]
+    assert [line for lines in pieces for line in lines] == LogCursor().feed(data)
 
 
 @st.composite

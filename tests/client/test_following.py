@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -7,7 +8,9 @@ import pytest
 
 from support.cli.requests import Answer, Asked, Break
 from support.cli.server import CliServer
-from support.cli.stored_jobs import stored_job
+from support.cli.stored_jobs import RUNNING, stored_job, stored_pod
+from trainjob.client.handle import ClusterJob
+from trainjob.client.job_logs import LogCursor, LogLine, Wanted
 from trainjob.client.jobs import follow, job_scope
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access
@@ -133,3 +136,30 @@ async def test_a_watch_that_ends_at_once_is_not_asked_without_end() -> None:
 def test_backoff(failures: int, seconds: float) -> None:
     backoff = Backoff(0.2, 10.0, rand=lambda: 1.0)
     assert [backoff.next() for _ in range(failures)][-1] == pytest.approx(seconds)
+
+
+async def test_a_log_is_read_no_further_than_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, feed = 0, LogCursor.feed
+
+    def count(cursor: LogCursor, piece: bytes) -> list[LogLine]:
+        nonlocal read
+        lines = feed(cursor, piece)
+        read += len(lines)
+        return lines
+
+    monkeypatch.setattr(LogCursor, "feed", count)
+    with CliServer().serve() as server:
+        server.put(stored_job())
+        server.put(stored_pod(container=RUNNING))
+        text = f"2026-01-02T03:04:05Z {'x' * 1000}"
+        server.write_log("digits-worker-0-1", *[text] * 9999, "2026-01-02T03:04:06Z last")
+        async with ApiClient(Access(server.url)) as api:
+            job = ClusterJob(api, "default", "digits")
+            lines = job.log_lines(Wanted(), follow=True)
+            await anext(lines)
+            await asyncio.sleep(0.5)  # time for all 10 MB, if nothing holds them back
+            assert read < 3000
+            while (await anext(lines))[1] != "last":
+                pass
+            await lines.aclose()
+    assert read == 10_000

@@ -1,6 +1,8 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainjob.client.log_lines import EqualLines, StopNoise, is_harmless, is_shown
 
@@ -151,6 +153,34 @@ def test_equal_lines_of_replicas(added: Sequence[tuple[str, str, float]], expect
     for each in added:
         lines.add(*each)
     assert [f"{line.source}: {line.text}" for line in lines] == expected
+
+
+@pytest.mark.parametrize("text", ["line {}", "again", "E0000 00:00:{}.5 7 ring_alg.cc:291] Aborting"])
+@pytest.mark.parametrize("most", [None, 8])
+def test_a_flood_of_lines_is_grouped_in_linear_time(text: str, most: int | None) -> None:
+    """When each line was compared with all of the last second, so many took minutes."""
+    lines = EqualLines(most)
+    count = 40_000
+    for index in range(2):
+        for number in range(count):
+            lines.add(f"worker-{index}", text.format(number), (index + number / count) / 4)
+    replicas = [line.replicas for line in lines]
+    assert replicas == [{"worker-0", "worker-1"}] * count if most is None else len(replicas) == most
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.sampled_from([0, 0.2, 0.7, 2]))))
+def test_a_replica_joins_the_first_equal_line_that_it_is_not_in(added: list[tuple[str, str, float]]) -> None:
+    lines, simple, at = EqualLines(), list[tuple[str, set[str], float]](), 0.0
+    for replica, text, pause in added:
+        at += pause
+        lines.add(replica, text, at)
+        for known, replicas, since in simple:
+            if known == text and at - since <= 1 and replica not in replicas:
+                replicas.add(replica)
+                break
+        else:
+            simple.append((text, {replica}, at))
+    assert [(line.text, line.replicas, line.at) for line in lines] == simple
 
 
 def test_the_oldest_lines_are_dropped() -> None:

@@ -16,6 +16,7 @@ from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import ClusterJob, JobHandle, find_handle
 from trainjob.client.job_logs import (
     LogFollowing,
+    LogLine,
     Wanted,
     describe_waits,
     earlier_pods,
@@ -40,9 +41,12 @@ async def follow_logs(job: ClusterJob, printer: LogPrinter, wanted: Wanted, tail
     Raises:
         NoJob: the job doesn't exist, or was deleted.
     """
-    following = LogFollowing(
-        job.api, await job.view(), wanted, on_line=printer.line, on_note=printer.note, tail=tail
-    )
+
+    async def on_line(replica: str, line: LogLine) -> None:
+        printer.line(replica, line)
+
+    view = await job.view()
+    following = LogFollowing(job.api, view, wanted, on_line=on_line, on_note=printer.note, tail=tail)
     return conclude(await following.run())
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -93,16 +94,18 @@ class PlainScreen:
         self._print_lines()
 
     def _print_lines(self, now: float | None = None) -> None:
-        for line in self._lines.take(now):
-            self._print([f"{line.source}: {line.text}"], datetime.fromtimestamp(line.at, UTC))
+        stamp = cache(lambda second: time_of_day(datetime.fromtimestamp(second, UTC)))
+        self._write(f"{stamp(int(line.at))} {line.source}: {line.text}\n" for line in self._lines.take(now))
 
-    def _print(self, lines: Iterable[str], at: datetime | None = None) -> None:
+    def _print(self, lines: Iterable[str]) -> None:
+        stamp = time_of_day(self._clock())
+        self._write(f"{stamp} {line}\n" for line in lines)
+
+    def _write(self, lines: Iterable[str]) -> None:
         if self._gone:
             return
-        stamp = time_of_day(at or self._clock())
         try:
-            for line in lines:
-                self._stream.write(f"{stamp} {line}\n")
+            self._stream.writelines(lines)
             self._stream.flush()
         except (OSError, ValueError):
             self._gone = True

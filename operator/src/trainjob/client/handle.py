@@ -8,7 +8,15 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainjob.client.connection import ClusterOptions, connected
-from trainjob.client.job_logs import LogFollowing, Stamped, Wanted, lines_so_far, newest_pods, own_pods
+from trainjob.client.job_logs import (
+    LogFollowing,
+    LogLine,
+    Stamped,
+    Wanted,
+    lines_so_far,
+    newest_pods,
+    own_pods,
+)
 from trainjob.client.jobs import find_job, follow_job, missing_job, pods_of
 from trainjob.client.problems import NoCluster, explain, is_missing
 from trainjob.client.run_record import find_run
@@ -19,6 +27,9 @@ from trainjob.cluster.protocol import ClusterError
 if TYPE_CHECKING:
     from trainjob.client.runs import LocalJob
     from trainjob.cluster.kube.client import ApiClient
+
+_MOST_WAITING = 1000
+"""Lines of logs that are read ahead of who takes them."""
 
 
 class ClusterJob:
@@ -74,12 +85,17 @@ class ClusterJob:
                     yield replica, line.text
 
     async def _followed(self, job: JobView, wanted: Wanted, tail: int | None) -> AsyncGenerator[Stamped]:
-        queue = asyncio.Queue[Stamped | None]()
+        queue, room = asyncio.Queue[Stamped | None](), asyncio.Semaphore(_MOST_WAITING)
+
+        async def on_line(replica: str, line: LogLine) -> None:
+            await room.acquire()
+            queue.put_nowait((replica, line))
+
         logs = LogFollowing(
             self.api,
             job,
             wanted,
-            on_line=lambda replica, line: queue.put_nowait((replica, line)),
+            on_line=on_line,
             on_note=lambda _: None,  # `changes` has them
             tail=tail,
         )
@@ -87,6 +103,7 @@ class ClusterJob:
         following.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (line := await queue.get()) is not None:
+                room.release()
                 yield line
             await following
         finally:

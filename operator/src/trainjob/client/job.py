@@ -124,7 +124,8 @@ class AsyncJob:
     async def history(self) -> History:
         """Return the metrics over the steps: `{"loss": {20: 0.7, 40: 0.5}, "val_loss": {40: 0.6}}`.
 
-        `pandas.DataFrame(job.history())` has a row for each step.
+        `pandas.DataFrame(job.history())` has a row for each step. A damaged file of TensorBoard counts up
+        to the damage, and a line on stderr names it.
 
         Of a job in a cluster they are read as by `model`.
 
@@ -132,7 +133,7 @@ class AsyncJob:
             ClusterProblem: its output can't be read.
         """
         async with self._output() as output:
-            return await output.history()
+            return await output.history(_note)
 
     async def result(self) -> Any:
         """Return what the function has returned, as JSON has it.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import heapq
 import re
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
 # before the last line, and skips lines of that time that were read already, each as often as it was read.
 
 
-_STAMPED = re.compile(
-    rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)(?: (.*))?", re.DOTALL
-)
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)(?: |\Z)", re.ASCII)
+_LONGEST_STAMP = len("2026-01-02T03:04:05.000000000+00:00 ")
 _LONGEST = 1 << 20
+"""Characters of a line that are kept."""
+
 _SECOND = 10**9
 _OVERLAP = _SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -61,14 +63,17 @@ class LogLine:
 
 
 class LogCursor:
-    """Turns the pieces of a log's streams into lines, one stream after the other."""
+    """Turns the pieces of a log's streams into lines, one stream after the other.
+
+    No piece is looked at twice, and of a line without an end only its first MiB is kept.
+    """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._begin_line()
         self._latest = 0
         self._stamp = ""
-        self._taken = deque[tuple[int, int]]()  # of this stream: (nanoseconds, hash of the line)
-        self._before = Counter[int]()  # of earlier streams, in the time that is read again
+        self._taken = deque[tuple[int, bytes]]()  # of this stream: (nanoseconds, hash of the line)
+        self._before = Counter[bytes]()  # of earlier streams, in the time that is read again
 
     @property
     def since(self) -> str | None:
@@ -80,32 +85,61 @@ class LogCursor:
 
     def feed(self, piece: bytes) -> list[LogLine]:
         """Return the new lines that a piece completes."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        return [line for raw in lines if (line := self._take(raw)) is not None]
+        lines = list[LogLine]()
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            self._extend(end)
+            if (line := self._take()) is not None:
+                lines.append(line)
+        self._extend(rest)
+        return lines
 
     def finish(self) -> list[LogLine]:
         """Return a last line without a line end, when the log is over."""
-        raw, self._rest = self._rest, b""
-        line = self._take(raw) if _STAMPED.fullmatch(raw) else None
+        if not _STAMP.match(self._head):  # half a stamp, or nothing
+            return []
+        line = self._take()
         return [line] if line is not None else []
 
     def reopen(self) -> None:
         """Prepare for another stream of the log, from `since` on, which repeats a line cut in the middle."""
-        self._rest = b""
+        self._begin_line()
         self._forget()
         # Repeated lines moved from `_before` to `_taken`; those left in `_before` may still be repeated.
         self._before = +self._before + Counter(line for _, line in self._taken)
         self._taken.clear()
 
-    def _take(self, raw: bytes) -> LogLine | None:
-        found, moment = _STAMPED.fullmatch(raw), self._latest
+    def _begin_line(self) -> None:
+        """Forget the line that has no end yet: its beginning, the text after that, a hash of all."""
+        self._head, self._text, self._hash = b"", TextLines(_LONGEST), hashlib.blake2b(digest_size=8)
+
+    def _extend(self, part: bytes) -> None:
+        self._hash.update(part)
+        missing = _LONGEST_STAMP - len(self._head)
+        if missing <= 0:
+            self._text.feed(part)
+        elif part:
+            self._head += part[:missing]
+            if len(part) >= missing:
+                self._text.feed(self._after_stamp() + part[missing:])
+
+    def _after_stamp(self) -> bytes:
+        found = _STAMP.match(self._head)
+        return self._head[found.end() if found else 0 :]
+
+    def _take(self) -> LogLine | None:
+        """Return the line that ends here, if it is a new one."""
+        found, moment = _STAMP.match(self._head), self._latest
         if found:
-            self._stamp = raw[: found.end(3)].decode()
+            self._stamp = self._head[: found.end(3)].decode()
             zone = found[3].decode()
             at = datetime.fromisoformat(found[1].decode() + ("+00:00" if zone == "Z" else zone))
             seconds = (at - _EPOCH) // timedelta(seconds=1)
             moment = seconds * _SECOND + int((found[2] or b"0").ljust(9, b"0"))
-        key = hash(raw)
+        if len(self._head) < _LONGEST_STAMP:
+            self._text.feed(self._after_stamp())
+        key, text = self._hash.digest(), "".join(self._text.feed(b"\n"))
+        self._begin_line()
         self._latest = max(self._latest, moment)
         self._taken.append((moment, key))
         if self._taken[0][0] < self._latest - _OVERLAP - _SECOND:
@@ -113,8 +147,7 @@ class LogCursor:
         if self._before[key] > 0:
             self._before[key] -= 1
             return None
-        text = (found[4] or b"" if found else raw) + b"\n"
-        return LogLine(moment, self._stamp if found else "", "".join(TextLines(_LONGEST).feed(text)))
+        return LogLine(moment, self._stamp if found else "", text)
 
     def _forget(self) -> None:
         oldest = max(0, self._latest - _OVERLAP) // _SECOND * _SECOND
@@ -302,7 +335,7 @@ class LogFollowing:
         api: the API server that has the job.
         job: as it is now.
         wanted: requested replicas.
-        on_line: receives a replica's name and a line of its log.
+        on_line: receives a replica's name and a line of its log; none is read further while it waits.
         on_note: receives a sentence about the job.
         tail: lines before the end to begin with, for pods that exist already.
     """
@@ -313,7 +346,7 @@ class LogFollowing:
         job: JobView,
         wanted: Wanted,
         *,
-        on_line: Callable[[str, LogLine], None],
+        on_line: Callable[[str, LogLine], Awaitable[None]],
         on_note: Callable[[str], None],
         tail: int | None,
     ) -> None:
@@ -424,7 +457,7 @@ class LogFollowing:
         try:
             async with aclosing(lines):
                 async for line in lines:
-                    self._on_line(pod.replica.name, line)
+                    await self._on_line(pod.replica.name, line)
         except LogLost as lost:
             self._on_note(f"the log of {pod.replica.title} can't be read to its end: {lost}")
         self._reading -= 1

@@ -334,7 +334,9 @@ class _Supervision:
             command=request.command,
             request=asked,
             continued=continued,
-            log_starts={name: path.stat().st_size for name, path in log_files(self._folder).items()},
+            log_starts={
+                path.stem: path.stat().st_size for files in log_files(self._folder).values() for path in files
+            },
             began=self._since,
         )
         self._written, self._can_write = 0.0, True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,28 +18,26 @@ _ABSL = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ (?=[\w./-]+:\d+\] )")
 _HEAD = r"(?:[WE]\d{4} [\d:]+\.\d+ +\d+ |\d{4}-\d\d-\d\d [\d:]+\.\d+: [WE] )[\w./-]+:\d+\] "
 """The beginning of a warning or an error, as TensorFlow has it since 2.18 or had it before."""
 
-_HARMLESS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$",
-        r"I\d{4} \d\d:\d\d:\d+\.\d+ +\d+ [\w./-]+:\d+\] ",
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I (tensorflow|external)/",
-        r"To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags\.$",
-        # The trainer itself declares the cardinality of its data.
-        rf"{_HEAD}The `assert_cardinality` transformation is currently not handled by the auto-shard",
-        rf"{_HEAD}Input of GeneratorDatasetOp::Dataset will not be optimized because the dataset",
-        rf"{_HEAD}oneDNN supports DT_HALF only on platforms with AVX-512\. Falling back to the default",
-        # With CUDA, whose parts register themselves twice, and on machines without NUMA, TensorRT or ptxas.
-        rf"{_HEAD}Unable to register cu(DNN|FFT|BLAS) factory: Attempting to register factory for plugin",
-        rf"{_HEAD}computation placer already registered\. Please check linkage",
-        rf"{_HEAD}TF-TRT Warning: Could not find TensorRT",
-        rf"{_HEAD}could not open file to read NUMA node: ",
-        r"Your kernel may have been built without NUMA support\.$",
-        rf"{_HEAD}Couldn't get ptxas version",
-        rf"{_HEAD}Skipping the delay kernel, measurement accuracy will be reduced",
-        rf"{_HEAD}layout failed: INVALID_ARGUMENT: Size of values 0 does not match size of permutation",
-    )
+_PATTERNS = (
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$",
+    r"I\d{4} \d\d:\d\d:\d+\.\d+ +\d+ [\w./-]+:\d+\] ",
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I (tensorflow|external)/",
+    r"To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags\.$",
+    # The trainer itself declares the cardinality of its data.
+    rf"{_HEAD}The `assert_cardinality` transformation is currently not handled by the auto-shard",
+    rf"{_HEAD}Input of GeneratorDatasetOp::Dataset will not be optimized because the dataset",
+    rf"{_HEAD}oneDNN supports DT_HALF only on platforms with AVX-512\. Falling back to the default",
+    # With CUDA, whose parts register themselves twice, and on machines without NUMA, TensorRT or ptxas.
+    rf"{_HEAD}Unable to register cu(DNN|FFT|BLAS) factory: Attempting to register factory for plugin",
+    rf"{_HEAD}computation placer already registered\. Please check linkage",
+    rf"{_HEAD}TF-TRT Warning: Could not find TensorRT",
+    rf"{_HEAD}could not open file to read NUMA node: ",
+    r"Your kernel may have been built without NUMA support\.$",
+    rf"{_HEAD}Couldn't get ptxas version",
+    rf"{_HEAD}Skipping the delay kernel, measurement accuracy will be reduced",
+    rf"{_HEAD}layout failed: INVALID_ARGUMENT: Size of values 0 does not match size of permutation",
 )
+_HARMLESS = re.compile("|".join(_PATTERNS))
 
 _REPEATED = re.compile(r"trainjob: evaluated step \d+( \(final\))?: ")
 """The evaluator's own line about a result, which is shown as the job's."""
@@ -45,7 +45,7 @@ _REPEATED = re.compile(r"trainjob: evaluated step \d+( \(final\))?: ")
 
 def is_harmless(line: str) -> bool:
     """Return whether it is a line of TensorFlow that is known to say nothing about the training."""
-    return any(pattern.match(line) for pattern in _HARMLESS)
+    return _HARMLESS.match(line) is not None
 
 
 def is_shown(line: str) -> bool:
@@ -104,12 +104,14 @@ class Line:
         text: its line.
         at: when it came, in seconds of any clock.
         replicas: all of them.
+        compared: the text without times and threads of TensorFlow.
     """
 
     replica: str
     text: str
     at: float
     replicas: set[str]
+    compared: str
 
     @property
     def source(self) -> str:
@@ -129,26 +131,34 @@ class EqualLines:
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most
-        self._lines: list[Line] = []
+        self._keep([])
 
     def __iter__(self) -> Iterator[Line]:
-        return iter(self._lines)
+        return iter(self._lines if self._most is None else self._lines[-self._most :])
 
     def add(self, replica: str, text: str, at: float) -> None:
         """Add a line; `at` never decreases."""
         compared = _ABSL.sub("", text)
-        for line in reversed(self._lines):
-            if at - line.at > GROUPING_SECONDS:
-                break
-            if replica not in line.replicas and _ABSL.sub("", line.text) == compared:
-                line.replicas.add(replica)
-                return
-        self._lines.append(Line(replica, text, at, {replica}))
-        if self._most is not None:
-            del self._lines[: -self._most]
+        equal = self._equal[compared]
+        if equal and at - equal[-1].at <= GROUPING_SECONDS and replica not in equal[-1].replicas:
+            start = bisect_left(equal, at - GROUPING_SECONDS, key=lambda line: line.at)
+            # It is in the first ones of them: it always joins the first that it isn't in.
+            joined = bisect_left(equal, True, start, key=lambda line: replica not in line.replicas)
+            equal[joined].replicas.add(replica)
+            return
+        line = Line(replica, text, at, {replica}, compared)
+        equal.append(line)
+        self._lines.append(line)
+        if self._most is not None and len(self._lines) > 2 * self._most:
+            self._keep(self._lines[-self._most :])
 
     def take(self, now: float | None = None) -> tuple[Line, ...]:
         """Remove and return the lines that no other can join any more; without `now`, all lines."""
         done = [line for line in self._lines if now is None or now - line.at > GROUPING_SECONDS]
-        del self._lines[: len(done)]
+        self._keep(self._lines[len(done) :])
         return tuple(done)
+
+    def _keep(self, lines: list[Line]) -> None:
+        self._lines, self._equal = lines, defaultdict[str, list[Line]](list)
+        for line in lines:
+            self._equal[line.compared].append(line)

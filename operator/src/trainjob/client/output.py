@@ -262,14 +262,14 @@ class Output:
             await self._fetch({"paths": saved}, folder)
             put_in_place(folder)
 
-    async def history(self) -> History:
+    async def history(self, on_damage: Callable[[str], None]) -> History:
         """Return the metrics over the steps: see `read_history`."""
         if self._folder is not None:
-            return read_history(self._folder)
+            return read_history(self._folder, on_damage)
         paths = ["logs/train", HISTORY, f"{EVALUATOR}/{EVALUATIONS}"]
         with tempfile.TemporaryDirectory(prefix="trainjob-") as folder:
             await self._fetch({"paths": paths, "optional": True, "pattern": _EVENTS_AND_LINES}, Path(folder))
-            return read_history(Path(folder))
+            return read_history(Path(folder), on_damage)
 
     async def result(self) -> Any:
         """Return what the job's function has returned.

@@ -66,7 +66,7 @@ class RunRecord(BaseModel):
         command: the command line that continues it.
         request: what it was asked for.
         continued: a sentence on what differs from the request whose training it continues, if anything.
-        log_starts: the size of each replica's log file when the run began.
+        log_starts: the size of each log file when the run began, by its name without `.log`.
         began: the time of its start.
         ended: the time of its end; None while it runs, and if it was killed.
         end: how it ended; of a job that is over, its outcome.

@@ -7,7 +7,8 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -23,6 +24,7 @@ from trainjob.client.problems import ClusterProblem, NoJob
 from trainjob.client.run_record import Run, forget, read_run_folder
 from trainjob.client.view import JobView
 from trainjob.cluster.local import CannotRunHere, PrivateFolder, remove_folder, remove_stale
+from trainjob.cluster.local.process import LONGEST_LINE, TextLines, log_files_of
 from trainjob.core.agent_reports import read_replica
 from trainjob_trainer.contract.replicas import ROLES
 
@@ -201,20 +203,27 @@ def _read_view(run: Run, response: Mapping[str, Any]) -> JobView:
     return replace(view, name=run.name, folder=str(run.folder))
 
 
-# The logs of a run: one file for each replica, with all of its attempts and earlier runs.
+# The logs of a run: for each replica one file, or several, with all of its attempts and earlier runs.
 
 
 _POLL_SECONDS = 0.2
+_PIECE = 1 << 16
+"""Bytes of a log that are read at a time."""
 
 
-def log_files(folder: Path, wanted: Wanted | None = None) -> dict[str, Path]:
-    """Return the log files of the requested replicas in a run's folder, by replica, in order of roles."""
+def log_files(folder: Path, wanted: Wanted | None = None) -> dict[str, list[Path]]:
+    """Return the log files of the requested replicas in a run's folder, by replica, in order of roles.
+
+    Those of one replica are in order of time. What is no file, such as a pipe that somebody has put there, is
+    left out: to open one may take for ever.
+    """
     found = {read_replica(path.stem): path for path in files_in(folder / "logs" / "replicas", "*.log")}
     shown = sorted(
         (each for each in found if each is not None and (wanted is None or wanted.takes(each))),
         key=lambda each: (ROLES.index(each.role), each.index),
     )
-    return {each.name: found[each] for each in shown}
+    files = {each.name: list(filter(Path.is_file, log_files_of(found[each]).values())) for each in shown}
+    return {replica: paths for replica, paths in files.items() if paths}
 
 
 class LogFile:
@@ -228,18 +237,17 @@ class LogFile:
 
     def __init__(self, path: Path, start: int = 0, end: int | None = None) -> None:
         self._path, self._position, self._end = path, start, end
+        self._lines = TextLines(2 * LONGEST_LINE)  # as long as they are written, with how much was left out
 
-    def read(self, *, whole: bool = False) -> list[str]:
-        """Return the lines since the last call; `whole`: also a last one without a line end."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._position)
-                data = file.read(-1 if self._end is None else max(0, self._end - self._position))
-        except OSError:
-            return []
-        complete = len(data) if whole else data.rfind(b"\n") + 1
-        self._position += complete
-        return data[:complete].decode("utf-8", "replace").splitlines()
+    def read(self, *, whole: bool = False) -> Iterator[list[str]]:
+        """Yield the lines since the last call by pieces; `whole`: also a last one without a line end."""
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._position)
+            while data := file.read(_PIECE if self._end is None else min(_PIECE, self._end - self._position)):
+                self._position += len(data)
+                yield self._lines.feed(data)
+        if whole:
+            yield self._lines.end()
 
 
 def results_in(folder: Path) -> Results:
@@ -249,7 +257,7 @@ def results_in(folder: Path) -> Results:
         has_model=(folder / "model").is_dir(),
         has_checkpoints=any(files_in(folder, "checkpoints/step-*")),
         has_events=any(files_in(folder, "**/events.out.tfevents.*")),
-        logs={replica: shown_path(path) for replica, path in log_files(folder).items()},
+        logs={replica: shown_path(paths[-1]) for replica, paths in log_files(folder).items()},
     )
 
 
@@ -328,19 +336,25 @@ class LocalJob:
                 async for _ in changes:
                     pass
 
-        run, files = self._read_run(), dict[str, LogFile]()
+        run, files = self._read_run(), dict[Path, LogFile]()
         over = asyncio.ensure_future(until_over() if follow else asyncio.sleep(0))
         if not follow:
             await over
         try:
             while True:
                 is_over = over.done()
-                for replica, path in log_files(self.folder, wanted).items():
-                    if replica not in files:
-                        start = run.record.log_starts.get(replica, 0)
-                        files[replica] = LogFile(path, 0, start) if previous else LogFile(path, start)
-                    lines = files[replica].read(whole=is_over)
-                    for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
+                for replica, paths in log_files(self.folder, wanted).items():
+                    last = deque[str](maxlen=tail)
+                    for path in paths:
+                        if path not in files:
+                            start = run.record.log_starts.get(path.stem, 0)
+                            files[path] = LogFile(path, 0, start) if previous else LogFile(path, start)
+                        for lines in files[path].read(whole=is_over):
+                            last += lines
+                            while tail is None and last:
+                                yield replica, last.popleft()
+                            await asyncio.sleep(0)
+                    for line in last:
                         yield replica, line
                 tail = None
                 if is_over:

@@ -58,7 +58,7 @@ class LiveJob:
     began: datetime | None
     folder: Path | None = None
     history: JobHistory = field(default_factory=JobHistory)
-    _read: tuple[object, History] = (None, {})
+    _read: tuple[object, History, tuple[str, ...]] = (None, {}, ())
 
     def see(self, view: JobView) -> None:
         """Take a newer state."""
@@ -87,9 +87,10 @@ class LiveJob:
         job, folder = self.view, self.folder
         pods: Iterable[Pod] = ()
         events: Iterable[PostedEvent] = job.events
-        notes = list[str]()
         if folder is not None:
-            curves, results = await asyncio.to_thread(lambda: (self._read_curves(folder), results_in(folder)))
+            await asyncio.to_thread(self._read_curves, folder)
+            _, curves, damages = self._read
+            notes, results = [*damages], await asyncio.to_thread(results_in, folder)
         else:
             curves, results, notes = self.history.curves, results_on_cluster(job), [_SAMPLED]
         if objects is not None:
@@ -107,12 +108,11 @@ class LiveJob:
             "notes": list(map(printable, notes)),
         }
 
-    def _read_curves(self, folder: Path) -> History:
-        state = history_state(folder)
+    def _read_curves(self, folder: Path) -> None:
+        state, damages = history_state(folder), list[str]()
         if self._read[0] != state:
             with suppress(OSError, ValueError):  # a folder that is being removed, a file that is no text
-                self._read = state, read_history(folder)
-        return self._read[1]
+                self._read = state, read_history(folder, damages.append), tuple(damages)
 
 
 _SAMPLED = (

@@ -185,7 +185,7 @@ class LocalPod:
             self._set_terminated(started, end, self._read_message(end))
             return
         if not self.tail.lines:
-            self._take_line(f"trainjob: {message}")
+            self._take_lines([f"trainjob: {message}"])
         self._set_terminated(started, ProcessExit(code, None, self._clock()), message)
 
     def _start(self) -> ReplicaProcess:
@@ -213,7 +213,7 @@ class LocalPod:
             self._on_line(self._replica, f"trainjob: {self._log.problem}")
         network = self._sandbox.network
         namespaces = network.namespaces if network is not None else ()
-        return ReplicaProcess(self.launch, self._take_line, self._sandbox.held, namespaces)
+        return ReplicaProcess(self.launch, self._take_lines, self._sandbox.held, namespaces)
 
     def _check_ports(self) -> None:
         ports, base_port = self._sandbox.ports_of(self.manifest), self._sandbox.base_port
@@ -244,14 +244,15 @@ class LocalPod:
         report = {} if self.launch.has_agent else self.progress.report or {}
         message = (report.get("error") or {}).get("message") or ""
         if message and not self.tail.lines:
-            self._take_line(f"trainjob: {message}")
+            self._take_lines([f"trainjob: {message}"])
         return message or self.tail.text
 
-    def _take_line(self, line: str) -> None:
-        self.tail.add(line)
-        self._on_line(self._replica, line)
+    def _take_lines(self, lines: list[str]) -> None:
+        for line in lines:
+            self.tail.add(line)
+            self._on_line(self._replica, line)
         if self._log is not None and self._log.problem is None:
-            self._log.write(line)
+            self._log.write(lines)
             if self._log.problem:
                 self._on_line(self._replica, f"trainjob: {self._log.problem}")
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from trainjob.cluster.agents.bundle import PACKAGE
 from trainjob.cluster.local.launch import Launch
@@ -33,14 +33,15 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class TextLines:
     """Splits a stream of bytes into lines; replaces invalid UTF-8, and removes colours and cursor moves.
 
-    A progress bar that redraws itself with carriage returns counts as one line: its last state.
+    A progress bar that redraws itself with carriage returns counts as one line: its last state. Of a longer
+    line the beginning is kept, with the number of characters left out, however long it is.
     """
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._longest = longest
-        self._open = ""
-        self._cut = 0
+        self._open: list[str] = []
+        self._size = 0
         self._returned = False
 
     def feed(self, data: bytes) -> list[str]:
@@ -50,7 +51,7 @@ class TextLines:
     def end(self) -> list[str]:
         """Return the rest when the stream has ended, including a last line without a line end."""
         lines = self._take(self._decoder.decode(b"", final=True))
-        if self._open:
+        if self._size:
             lines.append(self._close())
         return lines
 
@@ -70,18 +71,20 @@ class TextLines:
             return
         start = body.rfind("\r") + 1
         if self._returned or start:
-            self._open, self._cut = "", 0
+            self._open, self._size = [], 0
         # A carriage return at the end may be the first half of a "\r\n".
         self._returned = len(body) < len(text)
-        merged = self._open + body[start:]
-        self._cut += max(0, len(merged) - self._longest)
-        self._open = merged[: self._longest]
+        if self._size < self._longest:
+            self._open.append(body[start : start + self._longest - self._size])
+        self._size += len(body) - start
 
     def _close(self) -> str:
-        line = _CONTROL.sub("", _TERMINAL_CODES.sub("", self._open))
-        if self._cut:
-            line += f"... ({self._cut} more characters)"
-        self._open, self._cut, self._returned = "", 0, False
+        line = "".join(self._open)
+        if not line.isprintable():
+            line = _CONTROL.sub("", _TERMINAL_CODES.sub("", line))
+        if self._size > self._longest:
+            line += f"... ({self._size - self._longest} more characters)"
+        self._open, self._size, self._returned = [], 0, False
         return line
 
 
@@ -121,28 +124,49 @@ def replica_log_path(root: Path, replica: str) -> Path:
     return root / "logs" / "replicas" / f"{replica}.log"
 
 
+LARGEST_LOG_FILE = 32 << 20
+"""Bytes of a log's file, after which the next one begins."""
+
+
+def log_files_of(path: Path) -> dict[int, Path]:
+    """Return the files of a replica's log by number, oldest first; `path` is the first one."""
+    later = dict[int, Path]()
+    with suppress(OSError):  # before Python 3.13, of a folder that vanishes meanwhile
+        for file in path.parent.glob(f"{path.stem}.*{path.suffix}"):
+            number = file.stem.removeprefix(f"{path.stem}.")
+            if re.fullmatch("[1-9][0-9]{0,8}", number):
+                later[int(number)] = file
+    return {1: path, **dict(sorted(later.items()))}
+
+
 class ReplicaLog:
-    """Appends lines to a file. A write error never stops the training: `problem` describes it.
+    """Appends lines to a log. A write error never stops the training: `problem` describes it.
+
+    A log that gets long is in several files, of which the first one and the last two are kept.
 
     Args:
-        path: the file; its folder is created.
+        path: the first file; its folder is created.
         header: a first line that separates this attempt from earlier ones.
+        largest: see `LARGEST_LOG_FILE`.
     """
 
-    def __init__(self, path: Path, header: str) -> None:
+    def __init__(self, path: Path, header: str, largest: int = LARGEST_LOG_FILE) -> None:
         self.path = path
         self.problem: str | None = None
-        self._file: TextIO | None = None
+        self._first, self._largest = path, largest
+        self._number = self._size = 0
+        self._file: BinaryIO | None = None
         with self._giving_up():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.fdopen(os.open(path, APPENDING, 0o666), "a", 1, "utf-8", "replace")
-        self.write(header)
+            self._open(*max(log_files_of(path).items()))
+        self.write([header])
 
-    def write(self, line: str) -> None:
-        """Append one line."""
-        if self._file is not None:
-            with self._giving_up():
-                self._file.write(line + "\n")
+    def write(self, lines: Iterable[str]) -> None:
+        """Append lines."""
+        with self._giving_up():
+            if self._file is not None and self._size >= self._largest:
+                self._open_next()
+            self._append(lines)
 
     def close(self) -> None:
         """Close the file; more calls do nothing."""
@@ -150,6 +174,32 @@ class ReplicaLog:
         if file is not None:
             with self._giving_up():
                 file.close()
+
+    def _open(self, number: int, path: Path) -> None:
+        self._number, self.path = number, path
+        self._file = os.fdopen(os.open(path, APPENDING, 0o666), "ab")
+        self._size = os.fstat(self._file.fileno()).st_size
+
+    def _append(self, lines: Iterable[str]) -> None:
+        if self._file is not None:
+            data = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+            self._size += len(data)
+            self._file.write(data)
+            self._file.flush()  # its readers follow it
+
+    def _open_next(self) -> None:
+        before, number = self.path, self._number + 1
+        path = self._first.with_suffix(f".{number}{self._first.suffix}")
+        self._append([f"--- this log goes on in {path.name} ---"])
+        self.close()
+        self._open(number, path)
+        left_out = ""
+        if number > 3:
+            size = (number - 3) * self._largest / (1 << 20)
+            left_out = f"; {size:g} MiB between {self._first.name} and {before.name} are left out"
+        self._append([f"--- this log goes on from {before.name}{left_out} ---"])
+        for old in list(log_files_of(self._first).values())[1:-2]:
+            old.unlink(missing_ok=True)
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -191,7 +241,7 @@ class ReplicaProcess:
 
     Args:
         launch: what to start.
-        on_line: receives every line that it prints. Must not raise.
+        on_lines: receives the lines that it prints, many at a time. Must not raise.
         held: descriptors that the launcher keeps open until everything below it has ended.
         namespaces: descriptors of the namespaces that it enters first.
 
@@ -203,7 +253,7 @@ class ReplicaProcess:
     def __init__(
         self,
         launch: Launch,
-        on_line: Callable[[str], None],
+        on_lines: Callable[[list[str]], None],
         held: Iterable[int] = (),
         namespaces: Iterable[int] = (),
     ) -> None:
@@ -233,7 +283,7 @@ class ReplicaProcess:
         finally:
             for fd in (control, status, log):
                 os.close(fd)
-        lines = asyncio.ensure_future(_read_lines(log_reader, on_line))
+        lines = asyncio.ensure_future(_read_lines(log_reader, on_lines))
         self._exit = asyncio.ensure_future(self._follow(status_reader, lines))
 
     async def wait(self) -> ProcessExit:
@@ -269,17 +319,15 @@ class ReplicaProcess:
         return end or ProcessExit(128 + signal.SIGKILL, signal.SIGKILL, datetime.now(UTC))
 
 
-async def _read_lines(log: int, on_line: Callable[[str], None]) -> None:
+async def _read_lines(log: int, on_lines: Callable[[list[str]], None]) -> None:
     splitter = TextLines()
     async with _open_reader(log) as reader:
         try:
             while data := await reader.read(_CHUNK):
-                for line in splitter.feed(data):
-                    on_line(line)
+                on_lines(splitter.feed(data))
                 await asyncio.sleep(0)
         finally:
-            for line in splitter.end():
-                on_line(line)
+            on_lines(splitter.end())
 
 
 @asynccontextmanager
