@@ -50,7 +50,7 @@ def test_it_comes_out_of_the_processs_claim(tmp_path: Path) -> None:
     fence.claim()
     mark_finished(env(tmp_path), "1.2")
     assert final(tmp_path)["jobUid"] == "mine"
-    assert list(fence.folder.iterdir()) == []
+    assert [path.name for path in fence.folder.iterdir()] == ["owner.json"]
 
 
 def test_a_successor_decides_about_the_end(tmp_path: Path) -> None:

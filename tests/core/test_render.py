@@ -68,6 +68,7 @@ def test_a_pod_keeps_what_every_pod_is_promised() -> None:
     env = env_of(pod)
     assert json.loads(env.pop("TF_CONFIG"))["task"] == {"type": "worker", "index": 0}
     assert env == {
+        "TRAINJOB_NAMESPACE": "default",
         "TRAINJOB_NAME": "digits",
         "TRAINJOB_UID": "some-uid",
         "TRAINJOB_ATTEMPT": "1",

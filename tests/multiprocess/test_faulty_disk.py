@@ -90,7 +90,7 @@ def test_a_writer_without_a_fence_leaves_its_successors_checkpoints_alone(tmp_pa
 
             assert old.wait() == {"worker-0": ExitCode.OUTPUT_UNWRITABLE}, old.report
             error = old.progress("worker-0")["error"]
-            assert error["reason"] == "OutputTaken"
+            assert error["reason"] == "OutputUnwritable"
             assert "holds checkpoints that this process has not written" in error["message"]
             # One of its own may still be published: it stopped between its look at the folder and the rename.
             assert before.items() <= published(output).items()

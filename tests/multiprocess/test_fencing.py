@@ -74,6 +74,26 @@ def test_a_writer_that_wakes_up_late_changes_nothing_and_says_why(
     assert CheckpointStore(tmp_path / "volume" / "checkpoints").latest() is not None
 
 
+def test_a_job_of_another_namespace_stops_and_names_the_job_that_writes(tmp_path: Path) -> None:
+    script, arguments, _ = LIBRARY
+
+    def start(namespace: str) -> WorkerGroup:
+        env = {"TRAINJOB_NAMESPACE": namespace, "TRAINJOB_GENERATION": "1.1"}
+        uid = f"uid-{namespace}"
+        return WorkerGroup(script, tmp_path / "output", workers=1, uid=uid, env=env, arguments=arguments)
+
+    def saved() -> set[Path]:
+        return {*(tmp_path / "output" / "checkpoints").glob("step-*/manifest.json")}
+
+    with start("team-a"):
+        until(saved, what="a checkpoint", seconds=150)
+        with start("team-b") as second:
+            assert second.wait() == {"worker-0": ExitCode.OUTPUT_TAKEN}, second.report
+        assert "OutputTaken: job team-a/test (UID uid-team-a) writes" in second["worker-0"].output
+        before = saved()
+        until(lambda: saved() - before, what="a checkpoint of the job that goes on", seconds=150)
+
+
 def check_unmounted(group: WorkerGroup, output: Path, volume: Path) -> None:
     """Leave a stopped writer with an empty folder where its volume was mounted: it writes nothing there."""
     output.rename(volume)

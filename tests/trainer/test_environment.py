@@ -73,6 +73,7 @@ def test_an_evaluator_finds_the_checkpoints_beside_its_folder() -> None:
 
 def test_what_the_job_says_holds() -> None:
     env = {
+        "TRAINJOB_NAMESPACE": "team",
         "TRAINJOB_NAME": "digits",
         "TRAINJOB_UID": "u",
         "TRAINJOB_ATTEMPT": "3",
@@ -85,7 +86,7 @@ def test_what_the_job_says_holds() -> None:
     }
 
     assert Environment.from_environment(env, WORKER) == Environment(
-        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Generation(2, 3), 0, 3000
+        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Generation(2, 3), 0, 3000, namespace="team"
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
+import shutil
 import tempfile
 import threading
 import zlib
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 
 from support.trainer.disk import FaultyFiles, StillWaiting, impatient
 from trainjob_trainer import Fenced, InvalidConfiguration, OutputTaken
-from trainjob_trainer.checkpoint.fence import Fence
+from trainjob_trainer.checkpoint.fence import Fence, Owner, refuses
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
@@ -130,13 +132,20 @@ class Writer(threading.Thread):
     """A life of a writer that runs in turn with another's."""
 
     def __init__(
-        self, who: str, folder: Path, generation: str, uid: str, turns: Turns, record: Record
+        self,
+        who: str,
+        folder: Path,
+        generation: str,
+        uid: str,
+        turns: Turns,
+        record: Record,
+        job: str = "",
     ) -> None:
         super().__init__(daemon=True)
         self.who, self.error = who, None
         self._uid, self._turns, self._record = uid, turns, record
         files = InterleavedFiles(who, turns, record)
-        self._fence = Fence(folder, Generation.parse(generation), uid, files, sleep=at_once)
+        self._fence = Fence(folder, Generation.parse(generation), uid, files, job=job, sleep=at_once)
         keep = {OLD: 1, NEW: 9}[who]  # there is always something that the old one would drop
         self._store = CheckpointStore(
             folder, keep, files=files, fence=self._fence, now=lambda: NUMBERS[who], sleep=at_once
@@ -177,17 +186,24 @@ def groups(who: str) -> dict[str, list[NamedArray]]:
 
 
 def compete(
-    folder: Path, schedule: Iterator[str], old: tuple[str, str], new: tuple[str, str]
+    folder: Path,
+    schedule: Iterator[str],
+    old: tuple[str, str],
+    new: tuple[str, str],
+    jobs: tuple[str, str] = ("", ""),
 ) -> tuple[Writer, Writer, Record, Turns]:
     """Run both to their ends, after an earlier training, and a start that crashed and left its claim."""
-    crashed = Fence(folder, Generation(0, 1), old[1])
+    crashed = Fence(folder, Generation(0, 1), old[1], job=jobs[0])
     crashed.claim()
     (crashed.folder / "part").mkdir()
     for step in (3, 4):
         CheckpointStore(folder).save(step, 0, groups(OLD), "earlier")
     CheckpointStore(folder).mark_final(FinalMarker(4, "earlier"))
     turns, record = Turns(schedule), Record(folder)
-    writers = Writer(OLD, folder, *old, turns, record), Writer(NEW, folder, *new, turns, record)
+    writers = (
+        Writer(OLD, folder, *old, turns, record, jobs[0]),
+        Writer(NEW, folder, *new, turns, record, jobs[1]),
+    )
     run_together(*writers)
     return (*writers, record, turns)
 
@@ -219,7 +235,7 @@ def check_end(folder: Path, who: str) -> None:
     assert target.assigned == NUMBERS[who]
     assert (folder / "checkpoint").read_text().startswith(f'model_checkpoint_path: "{newest.path.name}/')
     (claim,) = folder.glob(".claim-*")
-    assert list(claim.iterdir()) == []
+    assert [path.name for path in claim.iterdir()] == ["owner.json"]
 
 
 class Target:
@@ -264,13 +280,13 @@ def test_of_two_starts_the_newer_one_alone_goes_on(
 
 
 @settings(max_examples=40, deadline=None)
-@given(runs=RUNS)
+@given(runs=RUNS, jobs=st.sampled_from([("a/digits", "a/digits"), ("a/digits", "b/digits")]))
 def test_of_two_jobs_one_goes_on_and_never_after_the_other_has_taken_over(
-    runs: Sequence[tuple[str, int]],
+    runs: Sequence[tuple[str, int]], jobs: tuple[str, str]
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         schedule = (who for who, count in runs for _ in range(count))
-        old, new, record, _ = compete(Path(name), schedule, ("5.1", "one"), ("1.1", "other"))
+        old, new, record, _ = compete(Path(name), schedule, ("5.1", "one"), ("1.1", "other"), jobs)
         lost = [writer for writer in (old, new) if writer.error is not None]
         assert all(isinstance(writer.error, OutputTaken) for writer in lost), [w.error for w in lost]
         assert len(lost) < 2
@@ -461,14 +477,118 @@ def test_a_link_in_an_older_claim_goes_as_a_name(tmp_path: Path) -> None:
     assert (elsewhere / "thesis.txt").read_text() == "all of it"
 
 
-def test_a_job_takes_over_from_another(tmp_path: Path) -> None:
-    before = fence(tmp_path, "9.9", "before")
+OURS, THEIRS = Owner("1", "a/digits", "uid-1"), Owner("2", "b/digits", "uid-2")
+TAKEN_FROM_US = Owner("2", "b/digits", "uid-2", ("0", "1"))
+
+
+@pytest.mark.parametrize(
+    ("other", "mine", "is_claimed", "is_alive", "is_refused"),
+    [
+        # Another start of the job: generations decide.
+        (OURS, OURS, True, True, False),
+        (Owner("1"), OURS, True, True, False),
+        (Owner("1", "a/digits", "uid-1", ("2",)), OURS, True, False, False),
+        # A job of another name or namespace.
+        (THEIRS, OURS, False, True, True),
+        (THEIRS, OURS, True, True, True),
+        (THEIRS, OURS, False, False, False),  # it has ended
+        (Owner("2", "a/other", "uid-2"), OURS, False, True, True),
+        (THEIRS, Owner("1", "", "uid-1"), False, True, True),  # ours is from an earlier controller
+        # Created again, restored from a backup, or a copy in another cluster.
+        (Owner("2", "a/digits", "uid-2"), OURS, False, True, False),
+        # It has taken the folder over from us, whatever its name.
+        (TAKEN_FROM_US, OURS, False, False, True),
+        (TAKEN_FROM_US, OURS, False, True, True),
+        (Owner("2", "a/digits", "uid-2", ("1",)), OURS, False, False, True),
+        (Owner("2", "", "", ("1",)), OURS, False, False, True),
+        # It has ended before it could.
+        (TAKEN_FROM_US, OURS, True, False, False),
+        # An earlier version's.
+        (Owner("2"), OURS, False, True, False),
+    ],
+)
+def test_which_of_two_jobs_may_write(
+    other: Owner, mine: Owner, is_claimed: bool, is_alive: bool, is_refused: bool
+) -> None:
+    assert refuses(other, mine, is_claimed=is_claimed, is_alive=is_alive) is is_refused
+
+
+def of_job(folder: Path, generation: str, job: str, uid: str, sleep: Callable[[float], None]) -> Fence:
+    return Fence(folder, Generation.parse(generation), uid, job=job, sleep=sleep)
+
+
+@pytest.mark.parametrize("job", ["a/digits", "b/digits"])
+def test_a_job_from_which_another_has_taken_over_never_takes_it_back(tmp_path: Path, job: str) -> None:
+    first = of_job(tmp_path, "9.9", "a/digits", "uid-1", at_once)
+    first.claim()
+
+    second = of_job(tmp_path, "1.1", job, "uid-2", at_once)
+    second.claim()
+
+    with pytest.raises(
+        OutputTaken, match=rf"^job {job} \(UID uid-2\) writes .*, and a/digits leaves it alone"
+    ):
+        first.check()
+    for generation in ("9.10", "10.11"):
+        with pytest.raises(OutputTaken, match="names or output folders of their own"):
+            of_job(tmp_path, generation, "a/digits", "uid-1", at_once).claim()
+    second.check()
+
+    third = of_job(tmp_path, "2.2", job, "uid-2", at_once)
+    third.claim()  # that job's own restart
+    with pytest.raises(OutputTaken):
+        of_job(tmp_path, "10.12", "a/digits", "uid-1", at_once).claim()
+    of_job(tmp_path, "1.1", "a/digits", "uid-3", at_once).claim()  # created again
+    with pytest.raises(OutputTaken):
+        third.check()
+
+
+def test_a_job_of_another_namespace_is_refused_while_the_writer_is_alive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alive = of_job(tmp_path, "1.1", "a/digits", "uid-1", at_once)
+    alive.claim()
+    os.utime(alive.folder, (1, 1))
+
+    def meanwhile(_seconds: float) -> None:
+        Files().touch(alive.folder)
+
+    with pytest.raises(OutputTaken, match=r"^job a/digits \(UID uid-1\) writes .*, and b/digits leaves"):
+        of_job(tmp_path, "1.1", "b/digits", "uid-2", meanwhile).claim()
+    alive.check()
+    assert "job a/digits (UID uid-1) has written into" in capsys.readouterr().err
+
+    naps: list[float] = []
+    of_job(tmp_path, "1.1", "b/digits", "uid-2", naps.append).claim()  # it has ended
+    assert len(naps) == 1
+    of_job(tmp_path, "1.2", "b/digits", "uid-2", naps.append).claim()
+    of_job(tmp_path, "1.1", "b/digits", "uid-4", naps.append).claim()
+    assert len(naps) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"job": "a/b", "uid": "u", "before": 3}', b"[" * 9999]
+)
+def test_a_claim_that_does_not_say_whose_it_is_is_taken_over(tmp_path: Path, content: bytes) -> None:
+    before = of_job(tmp_path, "1.1", "a/digits", "uid-1", at_once)
     before.claim()
+    (before.folder / "owner.json").write_bytes(content)
 
-    fence(tmp_path, "1.1", "now").claim()
+    of_job(tmp_path, "1.1", "b/digits", "uid-2", at_once).claim()
 
-    with pytest.raises(OutputTaken, match="names or output folders of their own"):
+    with pytest.raises(OutputTaken):
         before.check()
+
+
+def test_a_claim_in_a_folder_that_somebody_has_sent_puts_nothing_else_into_messages(tmp_path: Path) -> None:
+    mine = fence(tmp_path, "1.1")
+    theirs = tmp_path / ".claim-1.1-00000000"
+    theirs.mkdir()
+    facts = {"job": "\x1b[2J", "uid": "u\nx", "before": [mine.folder.name[-8:]]}
+    (theirs / "owner.json").write_text(json.dumps(facts))
+
+    with pytest.raises(OutputTaken, match=r"^another job writes"):
+        mine.claim()
 
 
 def test_a_folder_that_somebody_has_deleted_is_no_successors(
@@ -477,7 +597,7 @@ def test_a_folder_that_somebody_has_deleted_is_no_successors(
     store = CheckpointStore(tmp_path, fence=fence(tmp_path, "1.1"))
     store.prepare()
     for path in tmp_path.iterdir():
-        path.rmdir()
+        shutil.rmtree(path)
 
     store.patience.sleep = impatient()
     with pytest.raises(StillWaiting):

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from support.trainer import alone
 from support.trainer.disk import STALE, FaultyFiles, StillWaiting, impatient, system_error
-from trainjob_trainer import CheckpointMismatch, CheckpointUnreadable, OutputTaken, OutputUnwritable
+from trainjob_trainer import CheckpointMismatch, CheckpointUnreadable, OutputUnwritable
 from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import Files
@@ -194,7 +194,7 @@ def test_an_old_writer_without_a_fence_drops_nothing_of_its_successor(tmp_path: 
 
     for step in (late, late + 10):
         with pytest.raises(
-            OutputTaken, match=r"has not written \(of step 200, 300, 400; .*another process writes"
+            OutputUnwritable, match=r"has not written \(of step 200, 300, 400; .*another process writes"
         ):
             old.save(step, 0, groups(0), "uid")
 
@@ -226,13 +226,13 @@ def test_an_old_writer_without_a_fence_that_is_held_up_anywhere_spoils_nothing(t
             old.set_aside(100)
             old.save(200, 1, groups(0), "uid")
             outcomes.add("saved")
-        except (OutputTaken, StorageUnavailable) as error:
+        except (OutputUnwritable, StorageUnavailable) as error:
             outcomes.add(type(error).__name__)
         if not before:
             break
         assert before.items() <= checkpoints(folder).items()
     assert moment > 20
-    assert outcomes == {"saved", "OutputTaken", "StorageUnavailable"}
+    assert outcomes == {"saved", "OutputUnwritable", "StorageUnavailable"}
 
 
 def checkpoints(folder: Path) -> dict[Path, bytes]:

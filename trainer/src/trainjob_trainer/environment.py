@@ -176,6 +176,7 @@ class Environment:
             that outlives pods, in an earlier one; None without one.
         has_agent: an agent has started this process, and ends it when its grace period is over.
         spec: digest of the job's spec; empty where the program may change while the spec stays.
+        namespace: the job's; empty without a job, and from controllers of earlier versions.
     """
 
     name: str
@@ -189,6 +190,7 @@ class Environment:
     reported_checkpoint: int | None = None
     has_agent: bool = False
     spec: str = ""
+    namespace: str = ""
 
     @classmethod
     def from_environment(
@@ -260,7 +262,13 @@ class Environment:
             reported_checkpoint=_parse_number(env, "TRAINJOB_REPORTED_CHECKPOINT", least=0),
             has_agent=bool(env.get("TRAINJOB_STATE_DIR")),
             spec=env.get("TRAINJOB_SPEC", ""),
+            namespace=env.get("TRAINJOB_NAMESPACE", ""),
         )
+
+    @property
+    def job(self) -> str:
+        """The job as `namespace/name`; empty if its namespace is unknown."""
+        return f"{self.namespace}/{self.name}" if self.namespace else ""
 
     @property
     def how_to_start_over(self) -> str:

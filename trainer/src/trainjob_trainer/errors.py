@@ -5,8 +5,7 @@
     ├── OutputFinished         81  the output folder holds a finished training
     ├── OutputUnwritable       82  a file could not be written
     │   ├── CheckpointUnreadable   a checkpoint is damaged or gone: another one may be used
-    │   ├── CheckpointUnavailable  the content is unknown: nothing may be changed
-    │   └── OutputTaken            another job owns the output now
+    │   └── CheckpointUnavailable  the content is unknown: nothing may be changed
     ├── OutputFull             83  no space left
     ├── PortInUse              84  this replica's address is in use
     ├── PeerLost               85  another replica is gone
@@ -17,7 +16,8 @@
     ├── NotFinite              90  a loss, a gradient or a weight is NaN or infinite
     ├── WeightsDiverged        91  the workers' weights are no longer the same
     ├── StorageUnavailable     92  files or data are away, and may come back
-    └── NcclFailed             93  NVIDIA's collectives can't work as they are set up
+    ├── NcclFailed             93  NVIDIA's collectives can't work as they are set up
+    └── OutputTaken            94  another job writes the output
 
 Each has the exit code of the process.
 """
@@ -75,10 +75,6 @@ class CheckpointUnreadable(OutputUnwritable):
 
 class CheckpointUnavailable(OutputUnwritable):
     """The folder of checkpoints can't be read now, or not by this version: its content is unknown."""
-
-
-class OutputTaken(OutputUnwritable):
-    """Another job has taken over the output folder."""
 
 
 class OutputFull(TrainerError):
@@ -149,6 +145,12 @@ class NcclFailed(TrainerError):
     """NVIDIA's library for collectives reports an error of its own: no other replica has caused it."""
 
     exit_code = ExitCode.NCCL_FAILED
+
+
+class OutputTaken(TrainerError):
+    """Another job writes the output folder; a restart would take it away from that one."""
+
+    exit_code = ExitCode.OUTPUT_TAKEN
 
 
 # What another machine can heal: decided by types and numbers, never by a message's text.

@@ -246,6 +246,7 @@ _SAME_EVERYWHERE = {
     "of your own gives each worker other weights on purpose, set TRAIN_COMPARE_WEIGHTS=false",
     "Stalled": "look in the log for what it waits for; spec.stallTimeoutSeconds is how long it may",
     "Fenced": "a newer start of this job writes its output: look at that one",
+    "OutputTaken": "give one of the two jobs another name or another output",
     "NcclFailed": "see that each worker has a GPU of its own, that the pods' network interface is NCCL's "
     "(NCCL_SOCKET_IFNAME), and that /dev/shm has some GiB",
     "PeerLost": "look at the logs of the other replicas, one of which failed first",

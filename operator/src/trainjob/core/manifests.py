@@ -346,6 +346,7 @@ def _environment(job: TrainJob, replica: Replica, attempt: int, container: Manif
     folders, reported = output_folders(root_folder(job), replica.role), reported_checkpoint(job)
     return {
         "TF_CONFIG": build_tf_config(job, replica),
+        "TRAINJOB_NAMESPACE": job.metadata.namespace,
         "TRAINJOB_NAME": job.metadata.name,
         "TRAINJOB_UID": job.metadata.uid,
         "TRAINJOB_ATTEMPT": str(attempt),

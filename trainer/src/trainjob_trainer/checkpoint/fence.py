@@ -12,8 +12,9 @@ before each write would leave a window between check and write. So a claim is mo
   nothing until a listing shows that no other claim is left.
 * A claim's name that isn't a real folder, such as a link in a folder that somebody has sent, is no claim: it
   is removed as a name, and what it names is left alone.
-* Within one job the greater generation is newer. Those of two jobs are not compared; the later job takes
-  over.
+* Within one job the greater generation is newer. Of two jobs, `refuses` decides who writes: `owner.json` in
+  a claim says whose it is and from which jobs it has taken the folder over, and its writer touches the claim
+  every few seconds.
 
 The guarantee holds on a file system where mkdir and rename are atomic and looked-up paths are current (a
 local disk; others that follow POSIX): once `claim` has returned, no operation of an older writer changes
@@ -28,18 +29,29 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import re
+import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from trainjob_trainer.atomic_file import TEMPORARY
-from trainjob_trainer.checkpoint.files import TAKEN, WAITED_FOR, Files, Patience, explain_write_error, gone
+from trainjob_trainer.checkpoint.files import (
+    NOT_THERE,
+    TAKEN,
+    WAITED_FOR,
+    Files,
+    Patience,
+    explain_write_error,
+    gone,
+)
 from trainjob_trainer.environment import Environment, Generation
 from trainjob_trainer.errors import Fenced, OutputTaken, StorageUnavailable, TrainerError
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
 _MOUNTINFO = Path("/proc/self/mountinfo")
@@ -118,6 +130,54 @@ DAMAGED = "damaged-"
 """Prefix of a checkpoint that is set aside."""
 _CLAIM = re.compile(r"\.claim-([0-9]+)\.([0-9]+)-([0-9a-f]{8})")
 _SET_ASIDE = re.compile(rf"(.+?)-({DAMAGED}step-.+)")
+_OWNER = "owner.json"
+_LARGEST_OWNER = 1 << 16
+_JOB, _UID = re.compile(r"[-a-z0-9.]{1,253}/[-a-z0-9.]{1,253}"), re.compile(r"[-0-9A-Za-z.]{1,128}")
+_REMEMBERED = 100
+"""Jobs that a claim remembers as those that it, or an earlier claim, has taken the folder over from."""
+_TOUCH_SECONDS = 5.0
+_OBSERVED_SECONDS = 3 * _TOUCH_SECONDS
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The job that a claim belongs to.
+
+    Attributes:
+        key: a hash of its UID.
+        job: `namespace/name`; empty if it is unknown.
+        uid: empty if it is unknown.
+        before: keys of the jobs from which the folder was taken over, the latest last.
+    """
+
+    key: str
+    job: str = ""
+    uid: str = ""
+    before: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return how messages name the job."""
+        return f"job {self.job or 'of an unknown name'} (UID {self.uid})" if self.uid else "another job"
+
+
+def refuses(other: Owner, mine: Owner, *, is_claimed: bool, is_alive: bool) -> bool:
+    """Return whether the owner of a claim keeps another job, `mine`, from writing into the folder.
+
+    It does if it has taken the folder over from that job before, or else each would take it from the other
+    without end. It does too while it writes, unless both have one namespace and name: then the later one is
+    its successor, created again, restored from a backup or sent to another cluster.
+
+    Args:
+        other: the claim's owner.
+        mine: the job that is to write.
+        is_claimed: a claim of `mine` still stands, so `other` hasn't finished to take over.
+        is_alive: the claim was touched just now.
+    """
+    if other.key == mine.key:
+        return False
+    if mine.key in other.before and not is_claimed:
+        return True
+    return is_alive and bool(other.job) and other.job != mine.job
 
 
 @dataclass(frozen=True)
@@ -130,8 +190,8 @@ class _Claim:
 class Fence:
     """One writer's claim to a folder, which need not exist before `claim`.
 
-    Generations are compared within one `job_uid` only. If an earlier start is known to have reached a
-    `trained_step` with this folder, `claim` refuses an empty one.
+    Generations are compared within one `job_uid` only; `job` is its `namespace/name`, if known. If an earlier
+    start is known to have reached a `trained_step` with this folder, `claim` refuses an empty one.
     """
 
     def __init__(
@@ -141,12 +201,15 @@ class Fence:
         job_uid: str,
         files: Files | None = None,
         *,
+        job: str = "",
         trained_step: int | None = None,
         listing_delay: Callable[[Path], float] = listing_delay,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        job = f"{zlib.crc32(job_uid.encode()):08x}"
-        self._mine = _Claim(job, generation, f".claim-{generation}-{job}")
+        key = f"{zlib.crc32(job_uid.encode()):08x}"
+        self._mine = _Claim(key, generation, f".claim-{generation}-{key}")
+        self._owner = Owner(key, job, job_uid)
+        self._recorded: Owner | None = None
         self._directory = directory
         self._files = files or Files()
         self._trained_step = trained_step
@@ -167,7 +230,7 @@ class Fence:
 
         Raises:
             Fenced: a newer start of this job has claimed it, or another process with the same generation.
-            OutputTaken: another job has taken it over meanwhile.
+            OutputTaken: another job writes there, or has taken it over.
             OutputUnwritable: the claim can't be made.
         """
         if self._held and not waits:
@@ -192,6 +255,7 @@ class Fence:
 
     def _take(self) -> None:
         if not self._is_made:
+            self._refuse_owners()
             self._make()
         try:
             self._revoke_others()
@@ -201,6 +265,61 @@ class Fence:
             raise
         if not self._is_first:
             self._settle()
+
+    def keep_touched(self) -> None:
+        """Touch the claim every few seconds, from now on, so that other jobs see that its writer is alive."""
+
+        def touch() -> None:
+            while True:
+                time.sleep(_TOUCH_SECONDS)
+                with contextlib.suppress(OSError):  # not made yet, or gone
+                    self._files.touch(self.folder)
+
+        threading.Thread(target=touch, name="trainjob-claim", daemon=True).start()
+
+    def _refuse_owners(self) -> None:
+        claims = self._claims()
+        is_claimed = any(claim.job == self._mine.job for claim in claims)
+        for claim in sorted(claims, key=lambda claim: claim.name):
+            owner = self._owner_of(claim)
+            is_stranger = bool(owner.job) and owner.job != self._owner.job and claim.job != self._mine.job
+            is_alive = is_stranger and self._is_touched(claim, owner)
+            if refuses(owner, self._owner, is_claimed=is_claimed, is_alive=is_alive):
+                raise self._taken_by(owner)
+
+    def _is_touched(self, claim: _Claim, owner: Owner) -> bool:
+        folder = self._directory / claim.name
+        announce(
+            f"{owner} has written into {self._directory}: waiting {_OBSERVED_SECONDS:.0f} s to see whether "
+            "it still does"
+        )
+        before = self._files.changed(folder)
+        self.patience.sleep(_OBSERVED_SECONDS)
+        return self._files.changed(folder) not in (before, None)
+
+    def _owner_of(self, claim: _Claim) -> Owner:
+        """Return whose a claim is; the key alone where it doesn't say so, as those of earlier versions."""
+        try:
+            facts = json.loads(self._files.read(self._directory / claim.name / _OWNER, _LARGEST_OWNER))
+            job, uid, before = str(facts["job"]), str(facts["uid"]), tuple(map(str, facts["before"]))
+        except (*NOT_THERE, ValueError, KeyError, TypeError, RecursionError):
+            return Owner(claim.job)
+        return Owner(
+            claim.job, job if _JOB.fullmatch(job) else "", uid if _UID.fullmatch(uid) else "", before
+        )
+
+    def _record(self, others: frozenset[_Claim]) -> None:
+        """Write into the claim whose it is, and from which jobs it takes the folder over."""
+        owners = [self._owner_of(claim) for claim in sorted(others, key=lambda claim: claim.name)]
+        keys = [key for owner in owners for key in (*owner.before, owner.key)]
+        known = self._recorded.before if self._recorded else ()
+        before = tuple(key for key in dict.fromkeys((*known, *keys)) if key != self._owner.key)
+        mine = replace(self._owner, before=before[-_REMEMBERED:])
+        if mine != self._recorded:
+            facts = {"job": mine.job, "uid": mine.uid, "before": mine.before}
+            self._files.write(self.folder / f"{TEMPORARY}{_OWNER}", json.dumps(facts).encode())
+            self._files.rename(self.folder / f"{TEMPORARY}{_OWNER}", self.folder / _OWNER)
+            self._recorded = mine
 
     def _make(self) -> None:
         self._refuse_emptied()
@@ -239,6 +358,11 @@ class Fence:
         trouble: tuple[Path, OSError] | None = None
         others = self._claims(removing=True) - {self._mine}
         self._refuse_newer(others)
+        try:
+            self._record(others)
+        except FileNotFoundError:  # either this claim is gone, or what it was to read
+            self.check()
+            raise
         for other in sorted(others, key=lambda claim: claim.name):
             try:
                 self._move_in(other)
@@ -332,12 +456,20 @@ class Fence:
             )
 
     def _explain_loss(self, claims: frozenset[_Claim]) -> NoReturn:
-        if any(claim.job != self._mine.job for claim in claims):
-            raise OutputTaken(
-                f"another job has taken over {self._directory}: two jobs that run at the same time need "
-                "names or output folders of their own"
-            )
-        raise gone(self.folder)
+        other = next((claim for claim in claims if claim.job != self._mine.job), None)
+        if other is None:
+            raise gone(self.folder)
+        owner = Owner(other.job)
+        with contextlib.suppress(OSError):
+            owner = self._owner_of(other)
+        raise self._taken_by(owner)
+
+    def _taken_by(self, owner: Owner) -> OutputTaken:
+        return OutputTaken(
+            f"{owner} writes {self._directory}, and {self._owner.job or 'this job'} leaves it alone: two "
+            "jobs that run at the same time need names or output folders of their own. To continue there, "
+            "create this job again once the other one has ended"
+        )
 
 
 def build_fence(task: Task, environment: Environment) -> Fence | None:
@@ -348,15 +480,21 @@ def build_fence(task: Task, environment: Environment) -> Fence | None:
     if environment.generation is None or not task.is_writer:
         return None
     return _fence_of_this_process(
-        environment.checkpoint_dir, environment.generation, environment.uid, environment.reported_step
+        environment.checkpoint_dir,
+        environment.generation,
+        environment.uid,
+        environment.job,
+        environment.reported_step,
     )
 
 
 @functools.lru_cache(maxsize=1)
 def _fence_of_this_process(
-    directory: Path, generation: Generation, job_uid: str, trained_step: int | None
+    directory: Path, generation: Generation, job_uid: str, job: str, trained_step: int | None
 ) -> Fence:
-    return Fence(directory, generation, job_uid, trained_step=trained_step)
+    fence = Fence(directory, generation, job_uid, job=job, trained_step=trained_step)
+    fence.keep_touched()
+    return fence
 
 
 # Atomic changes of what readers see, made only while the writer's claim exists.

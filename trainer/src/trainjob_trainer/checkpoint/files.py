@@ -87,6 +87,24 @@ class Files:
             return "folder"
         return "file" if stat.S_ISREG(mode) else "other"
 
+    def touch(self, path: Path) -> None:
+        """Set a folder's time of modification to now; OSError if it isn't there."""
+        os.utime(path)
+
+    def changed(self, path: Path) -> int | None:
+        """Return a folder's time of modification in ns, None if it isn't there; OSError if it is unknown.
+
+        NFS asks the server when a folder is opened, and may else return what it has in its cache.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except NOT_THERE:
+            return None
+        try:
+            return os.fstat(descriptor).st_mtime_ns
+        finally:
+            os.close(descriptor)
+
     def size(self, path: Path) -> int:
         """Return the size of a file in bytes; OSError if it is missing or can't be examined."""
         return path.lstat().st_size

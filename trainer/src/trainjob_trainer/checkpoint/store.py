@@ -33,7 +33,7 @@ from trainjob_trainer.checkpoint.snapshot import (
     write_bundle,
 )
 from trainjob_trainer.contract.files import FINAL
-from trainjob_trainer.errors import CheckpointUnreadable, OutputTaken, StorageUnavailable
+from trainjob_trainer.errors import CheckpointUnreadable, OutputUnwritable, StorageUnavailable
 
 # Small files beside the checkpoints: whose they are, that the training has ended, that its job has finished.
 
@@ -141,8 +141,8 @@ class CheckpointStore:
 
     Raises:
         CheckpointUnavailable: what is there can't be read, and waiting would not help.
-        OutputUnwritable: on writing: no permission, for example.
-        Fenced, OutputTaken: on writing: another process writes here now.
+        OutputUnwritable: on writing: no permission, for example, or checkpoints of an unknown process.
+        Fenced, OutputTaken: on writing: a newer start, or another job, writes here now.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class CheckpointStore:
         others = ", ".join(str(one) for one in sorted(listed) if one > start and one not in self._own)
         if others:
             self._publisher.check()
-            raise OutputTaken(
+            raise OutputUnwritable(
                 f"{self.directory} holds checkpoints that this process has not written (of step {others}; it "
                 f"has come from {start} to {step}): another process writes there, and this one leaves it "
                 "alone. Two jobs that run at the same time need names or output folders of their own"

@@ -29,6 +29,7 @@ class ExitCode(IntEnum):
     WEIGHTS_DIVERGED = 91
     STORAGE_UNAVAILABLE = 92
     NCCL_FAILED = 93
+    OUTPUT_TAKEN = 94
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ EXITS: dict[int, ExitMeaning] = {
         "StorageUnavailable", "can't reach its files or data", counted=False
     ),
     ExitCode.NCCL_FAILED: ExitMeaning("NcclFailed", "got an error of NCCL's own"),
+    ExitCode.OUTPUT_TAKEN: ExitMeaning("OutputTaken", "found another job writing its output", permanent=True),
 }
 
 _PROGRAM_FAILED = ExitMeaning("Crashed", "crashed")
