@@ -3,10 +3,11 @@
     python benchmarks/chaos.py --kills 200 [--seed N] [--kinds worker0,both,...] [--warm] [--disk-faults 0.01]
 
 Two jobs of two workers train the same on this machine through `trainjob run`: one undisturbed; from the other
-something is killed at seeded random moments, while it starts, trains or saves, and a share of the file
-operations on its checkpoints may fail. Then every variable of the two final checkpoints is compared: weights,
-optimizer, random state, metrics of the last epoch. Progress goes to stderr, one line of JSON to stdout; the
-exit code is 1 if they differ by more than 1e-6.
+something is killed at seeded random moments, while it starts, trains or saves, and a share of all system
+calls on its files may fail (`faulty_disk.c`): checkpoints, event files, logs, results, records. Then every
+variable of the two final checkpoints is compared: weights, optimizer, random state, metrics of the last
+epoch. Progress goes to stderr, one line of JSON to stdout; the exit code is 1 if they differ by more than
+1e-6, or if a fault of the disk counts as a restart or is said to be at a line of the script.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from local_run import LocalRun, kill
-from training_run import WORKERS, Toy
+from training_run import SCRIPT, WORKERS, Toy
 
 KINDS = ("worker0", "worker1", "both", "agent", "stop", "term")
 STALL_SECONDS = 5
@@ -104,17 +105,43 @@ def train(folder: Path, steps: int, options: argparse.Namespace, *, kills: int) 
     """Run the job to its end, and return what has happened to it."""
     spec = {"maxRestarts": 10 + 10 * kills, "stallTimeoutSeconds": STALL_SECONDS, "warmStandby": options.warm}
     faults = options.disk_faults if kills else 0.0
-    toy = Toy(steps, CHECKPOINT_EVERY, SECONDS_AN_EXAMPLE, disk_faults=faults, spec=spec)
+    toy = Toy(
+        steps,
+        CHECKPOINT_EVERY,
+        SECONDS_AN_EXAMPLE,
+        evaluator=bool(faults),
+        disk_faults=faults,
+        disk_seed=options.seed,
+        spec=spec,
+    )
     began = time.monotonic()
     with LocalRun(toy, folder) as run:
         chaos = Chaos(run, options)
         for _ in range(kills):
             chaos.strike()
-        limit = 120.0 + steps * 0.2
+        limit = 120.0 + steps * 0.2 + (300.0 if faults else 0.0)  # storage is waited for
         if code := run.wait(limit):
             raise SystemExit(f"the job failed ({code})\n{run.tail()}")
     seconds = round(time.monotonic() - began, 1)
-    return {"kills": dict(chaos.done), "seconds": seconds, "output": run.output}
+    if faults:
+        check_blame(run, kills)
+    hit = collections.Counter(line.split()[1] for line in _lines(run.faults))
+    return {"kills": dict(chaos.done), "faults": dict(hit), "seconds": seconds, "output": run.output}
+
+
+def check_blame(run: LocalRun, kills: int) -> None:
+    """Refuse a fault of the disk that counts as a restart, or that is said to be at a line of the script."""
+    blamed = [line for line in _lines(run.log) if f"{SCRIPT.name}:" in line]
+    record = json.loads((run.output / ".trainjob.json").read_text())
+    restarts = record["view"]["status"]["restarts"]
+    if blamed or restarts.get("counted", 0) + restarts.get("reset", 0) > kills:
+        raise SystemExit(
+            f"a fault of the disk is blamed on something else: {blamed}, {restarts}\n{run.tail()}"
+        )
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(errors="replace").splitlines() if file.exists() else []
 
 
 def differences(one: Path, other: Path) -> tuple[int, float]:
@@ -152,6 +179,7 @@ def run_all(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "disk_faults": options.disk_faults,
         "cores": os.cpu_count(),
         "kills": cut["kills"],
+        "faults": cut["faults"],
         "steps": step,
         "largest_difference": largest,
         "undisturbed_seconds": whole["seconds"],

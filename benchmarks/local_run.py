@@ -29,7 +29,7 @@ class LocalRun(TrainingRun):
         """Start nothing yet; `folder` takes the output, the log and the stamps."""
         self.name = f"toy-{secrets.token_hex(4)}"
         self.output = folder / "volumes" / CLAIM / self.name
-        self.log = folder / "log"
+        self.log, self.faults = folder / "log", folder / "faults"
         self._folder = folder
         self._stamps = folder / "stamps"
         self._evaluator = self.output / "evaluator"
@@ -44,11 +44,14 @@ class LocalRun(TrainingRun):
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [str(TRAINJOB), "run", str(file), "--folder", str(self._folder / "volumes"), "--plain"],
-                env={**os.environ, **SETTINGS},
+                env={**os.environ, **SETTINGS, **self._faults()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        if self._toy.disk_faults:
+            self.until("the run's record", (self.output / ".trainjob.json").exists)
+            self.faults.touch()  # they begin
         return self
 
     def __exit__(
@@ -161,6 +164,19 @@ class LocalRun(TrainingRun):
 
     def _is_mine(self, pid: int) -> bool:
         return f"\0TRAINJOB_NAME={self.name}\0".encode() in _environment(pid)
+
+    def _faults(self) -> dict[str, str]:
+        """Return the variables by which every process of the run has a disk that fails, once it has begun."""
+        if not self._toy.disk_faults:
+            return {}
+        library, source = self._folder / "faulty_disk.so", Path(__file__).with_name("faulty_disk.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
+        volumes = (self._folder / "volumes").resolve()
+        return {
+            "LD_PRELOAD": str(library.resolve()),
+            "DISK_FAULTS": f"{self._toy.disk_faults} {self._toy.disk_seed} {volumes}",
+            "DISK_FAULTS_LOG": str(self.faults.resolve()),
+        }
 
     def _job(self) -> dict[str, Any]:
         container = {

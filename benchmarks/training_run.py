@@ -32,7 +32,8 @@ class Toy:
         seconds_an_example: what an example takes; a step takes 8 of them on each of two workers.
         is_full: whether the model has statistics, dropout and a schedule, which take longer to compile.
         evaluator: whether there is one.
-        disk_faults: the share of the checkpoints' file operations that fail, from 0 to 1.
+        disk_faults: the share of system calls on the run's files that fail, from 0 to 1.
+        disk_seed: chooses which.
         spec: further fields of the job's spec.
     """
 
@@ -42,6 +43,7 @@ class Toy:
     is_full: bool = True
     evaluator: bool = False
     disk_faults: float = 0.0
+    disk_seed: int = 0
     spec: Mapping[str, Any] | None = None
 
     def variables(self, stamps: str) -> list[dict[str, str]]:
@@ -51,7 +53,6 @@ class Toy:
             "CHECKPOINT_EVERY": self.checkpoint_every,
             "SECONDS_AN_EXAMPLE": self.seconds_an_example,
             "FULL": int(self.is_full),
-            "DISK_FAULTS": self.disk_faults,
             "STAMPS": stamps,
         }
         return [{"name": name, "value": str(value)} for name, value in values.items()]

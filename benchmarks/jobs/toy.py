@@ -8,20 +8,22 @@ fast machine as on a slow one. They are stamped after each call of many steps.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import json
 import os
-import random
 import time
 from pathlib import Path
 from typing import Any
 
 STARTED = time.time()
 TASK = json.loads(os.environ["TF_CONFIG"])["task"]
-FOLDER = Path(os.environ["TRAINJOB_OUTPUT_DIR" if TASK["type"] == "evaluator" else "STAMPS"])
-FOLDER.mkdir(parents=True, exist_ok=True)
+IS_EVALUATOR = TASK["type"] == "evaluator"
+FOLDER = Path(os.environ["TRAINJOB_OUTPUT_DIR" if IS_EVALUATOR else "STAMPS"])
 STAMP = FOLDER / f"{TASK['type']}-{TASK['index']}.json"
-EARLIER: dict[str, Any] = json.loads(STAMP.read_text()) if STAMP.exists() else {}
+EARLIER: dict[str, Any] = {}
+with contextlib.suppress(OSError if IS_EVALUATOR else FileNotFoundError):  # its disk may be a faulty one
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    EARLIER = json.loads(STAMP.read_text())
 FACTS: dict[str, Any] = {
     "pid": os.getpid(),
     "attempt": int(os.environ["TRAINJOB_ATTEMPT"]),
@@ -35,8 +37,9 @@ def stamp(**facts: Any) -> None:
     """Say it where the benchmark looks."""
     FACTS.update(facts)
     temporary = STAMP.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(FACTS))
-    temporary.replace(STAMP)
+    with contextlib.suppress(*([OSError] if IS_EVALUATOR else [])):
+        temporary.write_text(json.dumps(FACTS))
+        temporary.replace(STAMP)
 
 
 stamp()
@@ -45,7 +48,6 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from trainjob_trainer import train_and_evaluate  # noqa: E402
-from trainjob_trainer.checkpoint.files import Files  # noqa: E402
 from trainjob_trainer.keras.data import Batches  # noqa: E402
 from trainjob_trainer.keras.steps import TracedSteps  # noqa: E402
 from trainjob_trainer.session import current_session  # noqa: E402
@@ -70,28 +72,6 @@ class Begin(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras."""
         stamp(resumed=current_session().step)
-
-
-def spoil(name: str, share: float) -> None:
-    """Have so many of the calls of a file operation fail, before they have done anything or after it."""
-    real = getattr(Files, name)
-
-    def spoilt(self: Any, *arguments: Any) -> Any:
-        fails = random.random() < share  # noqa: S311 - it chooses moments
-        before = fails and random.random() < 0.5  # noqa: S311
-        result = None if before else real(self, *arguments)
-        if not fails:
-            return result
-        number = random.choice([errno.EIO, errno.ESTALE, errno.EMFILE, errno.ETIMEDOUT])  # noqa: S311
-        if name.endswith("_tensors"):
-            raise tf.errors.UnknownError(None, None, f"{arguments[0]}; {os.strerror(number)}")
-        raise OSError(number, os.strerror(number), str(arguments[0]))
-
-    setattr(Files, name, spoilt)
-
-
-for operation in [name for name in vars(Files) if not name.startswith("_")]:
-    spoil(operation, float(os.environ.get("DISK_FAULTS", "0")))
 
 
 def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

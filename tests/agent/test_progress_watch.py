@@ -1,5 +1,6 @@
 """The progress file, seen from outside the process that writes it."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -119,3 +120,15 @@ def test_a_step_of_its_own_differs_from_the_one_it_begins_at(
     assert watch.has_stepped is expected
     watch.begin()
     assert not watch.has_stepped
+
+
+def test_a_report_that_cannot_be_read_for_a_moment_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = ProgressWatch(tmp_path / "progress.json")
+    (tmp_path / "progress.json").write_text('{"state": "finished"}')
+    with monkeypatch.context() as away:
+        away.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "away")))
+        assert not watch.look()
+    assert watch.look()
+    assert watch.report == {"state": "finished"}

@@ -1,7 +1,9 @@
 """Runs on this machine as jobs: seen and changed from other processes, finished, killed, and deleted."""
 
 import asyncio
+import errno
 import json
+import os
 import re
 import subprocess
 import tempfile
@@ -46,6 +48,31 @@ def rows() -> list[list[str]]:
     result = call("list")
     assert result.exit_code == 0
     return [line.split() for line in result.stdout.splitlines()[1:]]
+
+
+def test_a_finished_run_is_complete_where_its_folder_cannot_be_looked_at_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
+
+    monkeypatch.setattr("trainjob.client.local_run.results_in", fail)
+    result = call("run", str(write_job(tmp_path)), "--folder", str(tmp_path / "runs"))
+    assert result.exit_code == 0, result.output
+    assert "is complete" in result.output
+
+
+def test_a_run_whose_folder_is_away_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
+
+    monkeypatch.setattr("trainjob.client.local_run.read_run_folder", fail)
+    result = call("run", str(write_job(tmp_path)), "--folder", str(tmp_path / "runs"))
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()[-1:]
+    assert "Stale file handle; see whether its disk or server can be reached" in line
 
 
 def test_a_run_is_seen_changed_and_deleted_while_it_trains(

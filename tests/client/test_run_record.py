@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -36,6 +37,29 @@ from trainjob.client.view import ReplicaView
 from trainjob.core.agent_reports import EvaluationResult, read_report
 
 COMPLETE = condition("Complete", "TrainingFinished", "done")
+
+
+@pytest.mark.parametrize("failures", [1, 3, 4])
+def test_a_record_that_cannot_be_written_for_a_moment_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    left, replace_file = iter(range(failures)), Path.replace
+
+    def fail(path: Path, target: Path) -> Path:
+        if next(left, None) is not None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return replace_file(path, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    record = RunRecord(view=build_run(), began=NOW)
+    if failures > 3:
+        with pytest.raises(OSError, match="Stale"):
+            record.write(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+    else:
+        record.write(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [RECORD_NAME]
 
 
 def test_a_view_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,18 @@ def test_processes_that_find_each_other_without_a_job_can_not_choose_a_new_folde
     task = Task("worker", 1, {"worker": ("a:1", "b:1")})
     with pytest.raises(InvalidConfiguration, match=r"name one with output=\.\.\."):
         Environment.from_environment({}, task, "train.py", resume=False)
+
+
+def test_folders_that_cannot_be_examined_now_end_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    env = {"TRAINJOB_UID": "u", "TRAINJOB_OUTPUT_DIR": "/out"}
+    with monkeypatch.context() as away:
+        away.setattr(os, "stat", fail)
+        away.setattr(os, "lstat", fail)
+        environment = Environment.from_environment(env, WORKER)
+    assert environment.checkpoint_dir == Path("/out/checkpoints")
 
 
 def test_an_evaluator_finds_the_checkpoints_beside_its_folder() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -66,3 +67,18 @@ def test_a_model_that_keras_cannot_write_is_told_of_and_the_training_is_finished
 def test_nothing_is_written_where_it_is_not_wanted(tmp_path: Path) -> None:
     train(tmp_path, export=False)
     assert not (tmp_path / "model").exists()
+
+
+def test_a_model_that_is_written_is_so_where_it_cannot_be_looked_at_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    exists = Path.exists
+
+    def fail(path: Path) -> bool:
+        if path.parent == tmp_path / "model":
+            raise OSError(errno.ESTALE, "stale")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", fail)
+    train(tmp_path, export=True)
+    assert f"the model is in {tmp_path / 'model'}: model.keras and saved_model" in capfd.readouterr().err

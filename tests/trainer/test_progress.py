@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -239,3 +240,20 @@ def test_a_loop_of_another_library_reports_its_steps(tmp_path: Path, monkeypatch
         "metrics": {"accuracy": 0.25},
         "checkpointStep": 3,
     }
+
+
+@pytest.mark.parametrize(("state", "failures"), [("finished", 2), ("failed", 2)])
+def test_the_last_report_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, failures: int
+) -> None:
+    left, replace = iter(range(failures)), Path.replace
+
+    def fail(path: Path, target: Path) -> Path:
+        if next(left, None) is not None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    progress = ProgressFile(tmp_path / "progress.json", now=lambda: 7.0)
+    progress.update(state=state, step=9)
+    assert written(tmp_path / "progress.json") == {"state": state, "step": 9, "time": 7.0}

@@ -1,7 +1,9 @@
 """What a replica reads at a path after it has saved there, and who has written that; without TensorFlow."""
 
 import contextlib
+import errno
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -210,6 +212,16 @@ def test_a_new_start_forgets_what_earlier_ones_have_saved(tmp_path: Path) -> Non
     for is_writer, left in ((False, 3), (True, 1)):
         forget_saves(SimpleNamespace(is_writer=is_writer, environment=environment))  # type: ignore[arg-type]
         assert len(list(tmp_path.iterdir())) == left
+
+
+def test_a_folder_that_cannot_be_listed_now_ends_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".saves-1.jsonl").touch()
+    stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    monkeypatch.setattr(os, "scandir", lambda *_: (_ for _ in ()).throw(stale))
+    environment = SimpleNamespace(checkpoint_dir=tmp_path)
+    forget_saves(SimpleNamespace(is_writer=True, environment=environment))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

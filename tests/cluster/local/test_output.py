@@ -1,9 +1,11 @@
 """Where a job's output goes, who may write there, and what is kept of its logs."""
 
+import errno
 import fcntl
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,9 @@ from trainjob.cluster.local import (
     remove_folder,
     set_aside,
 )
-from trainjob.cluster.local.output import LOCK_NAME, OutputLock, is_taken
+from trainjob.cluster.local.output import LOCK_NAME, OutputLock, check_writable, is_taken
 from trainjob.cluster.local.process import ReplicaLog, replica_log_path
+from trainjob_trainer.contract.exits import ExitCode
 
 
 async def test_prepare_creates_the_output_and_says_what_differs(tmp_path: Path) -> None:
@@ -143,6 +146,89 @@ async def test_the_log_of_a_replica_is_kept_over_attempts(tmp_path: Path) -> Non
     assert [lines[1], lines[3]] == ["first", "second"]
     assert lines[0].startswith("--- attempt 1, pod digits-worker-0-aaaaaaaa, 2")
     assert lines[2].startswith("--- attempt 2, pod digits-worker-0-bbbbbbbb, 2")
+
+
+def test_a_log_takes_up_again_once_it_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = ReplicaLog(tmp_path / "logs" / "worker-0.log", "attempt 1")
+    log.write(["first"])
+    assert log._file is not None
+    with monkeypatch.context() as away:
+        away.setattr(log, "_file", open("/dev/full", "wb"))  # noqa: PTH123, SIM115 - the log closes it
+        away.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(errno.ESTALE, "stale")))
+        log.write(["second"])
+        assert "No space left on device" in (log.problem or "")
+        log.write(["third"])
+        assert "stale" in (log.problem or "")
+    log.write(["fourth"])
+    log.close()
+    log.write(["fifth"])
+
+    assert log.problem is None
+    assert log.path.read_text().splitlines() == ["attempt 1", "first", "fourth"]
+
+
+@pytest.mark.parametrize(("number", "tries"), [(errno.ESTALE, 3), (errno.EIO, 3), (errno.EACCES, 1)])
+def test_a_folder_that_cannot_be_written_for_a_moment_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, tries: int
+) -> None:
+    left, made, mkdir = [tries - 1], [], Path.mkdir
+
+    def fail(path: Path, **how: Any) -> None:
+        made.append(path)
+        if len(made) <= left[0] or number == errno.EACCES:
+            raise OSError(number, os.strerror(number))
+        mkdir(path, **how)
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    if number == errno.EACCES:
+        with pytest.raises(CannotRunHere, match="Permission denied"):
+            check_writable(tmp_path / "output")
+    else:
+        check_writable(tmp_path / "output")
+    assert len(made) == tries
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "code", "words"),
+    [
+        ("tempfile.NamedTemporaryFile", errno.ESTALE, ExitCode.STORAGE_UNAVAILABLE, "can't write into"),
+        ("tempfile.NamedTemporaryFile", errno.EACCES, ExitCode.OUTPUT_UNWRITABLE, "can't write into"),
+        ("pathlib.Path.touch", errno.EIO, ExitCode.STORAGE_UNAVAILABLE, "can't start a process"),
+        ("pathlib.Path.touch", errno.EMFILE, 128, "can't start a process"),
+        ("pathlib.Path.exists", errno.ESTALE, ExitCode.STORAGE_UNAVAILABLE, "can't create the folder"),
+        ("pathlib.Path.exists", errno.EACCES, 128, "can't create the folder"),
+    ],
+)
+async def test_a_replica_whose_storage_is_away_at_its_start_says_so_by_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, code: int, words: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    async with local_cluster(tmp_path) as (cluster, _):
+        cluster.prepare([build_pod()])
+        with monkeypatch.context() as away:
+            away.setattr(call, fail)
+            await cluster.create(build_pod())
+            state = await ended(cluster)
+    assert state["exitCode"] == code
+    assert words in state["message"]
+
+
+def test_a_lock_is_released_where_its_file_cannot_be_written_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, close = OutputLock(tmp_path), os.close
+
+    def fail(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as away:
+        away.setattr(os, "close", fail)
+        lock.close()
+        lock.close()
+    OutputLock(tmp_path).close()
 
 
 def test_a_full_disk_under_the_log_is_its_problem() -> None:

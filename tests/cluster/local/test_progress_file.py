@@ -1,5 +1,6 @@
 """The file of a training process's progress: replaced, taken away, or gone with its pod."""
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -55,3 +56,14 @@ def test_the_last_report_of_a_pod_that_is_gone_is_kept(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "pod")
     assert not file.has_changed()
     assert file.report == {"state": "training", "step": 1}
+
+
+def test_a_report_that_cannot_be_read_for_a_moment_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ProgressFile(tmp_path / "progress.json")
+    replace(file.path, REPORT)
+    with monkeypatch.context() as away:
+        away.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "away")))
+        assert not file.has_changed()
+    assert file.has_changed()

@@ -184,6 +184,11 @@ async def _run(request: RunRequest, detail: Detail, *, plain: bool) -> Exit:
             end, lines = await run_here(request, screen, interruption)
         except CannotRunHere as cannot:
             raise RefusedFile(*cannot.lines) from cannot
+        except OSError as error:
+            if error.filename is None:
+                raise
+            away = "see whether its disk or server can be reached, and run the same command again"
+            raise RefusedFile(f"{error.filename}: {error.strerror}; {away}") from error
         finally:
             screen.close()
     code = _CODES[end]

@@ -163,8 +163,9 @@ async def run_here(
         raise CannotRunHere([str(refused)]) from refused  # of no single replica
     finally:
         await cluster.close()
-        if not cluster.run_folder.exists():  # a volume that goes with its pod
-            forget(cluster.run_folder)
+        with suppress(OSError):
+            if not cluster.run_folder.exists():  # a volume that goes with its pod
+                forget(cluster.run_folder)
     last = replace(last, name=cluster.run_folder.name)
     results = replace(_results(cluster, job, last), command=request.command, starts_over=starts_over)
     if supervision.is_deleted:
@@ -290,7 +291,10 @@ def _results(cluster: LocalCluster, job: TrainJob, last: JobView) -> Results:
         # The pod's own log continues after the failure, with lines of the agent and of later attempts.
         tails[first.pod] = tuple(first.log_tail.splitlines())
     if cluster.output_root is not None:
-        return replace(results_in(cluster.output_root), tails=tails)
+        results = Results(output=shown_path(cluster.output_root))
+        with suppress(OSError):  # the job has ended as it has
+            results = results_in(cluster.output_root)
+        return replace(results, tails=tails)
     known = last.checkpoint_step is not None
     return Results(output=root_folder(job), has_checkpoints=known, has_events=known, tails=tails)
 
@@ -339,7 +343,7 @@ class _Supervision:
             },
             began=self._since,
         )
-        self._written, self._can_write = 0.0, True
+        self._written, self._is_recorded = 0.0, True
         self._writer = ThreadPoolExecutor(1)  # one record after the other
 
     @property
@@ -404,15 +408,15 @@ class _Supervision:
         self._record = self._record.model_copy(update=changes)
         loop = asyncio.get_running_loop()
         self._written = loop.time()
-        if not self._can_write:
-            return
         try:
             await loop.run_in_executor(self._writer, self._record.write, self._folder)
+            self._is_recorded = True
         except OSError as error:
-            self._can_write = False
-            self._screen.note(
-                f"the record of this run can't be written ({error}): `trainjob list` won't have it"
-            )
+            if self._is_recorded:
+                self._screen.note(
+                    f"the record of this run can't be written ({error}): `trainjob list` won't have it"
+                )
+            self._is_recorded = False
 
     async def later_than(self, view: JobView) -> JobView:
         """Return the job once it has changed."""

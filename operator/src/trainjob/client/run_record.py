@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ def identify_process(pid: int) -> str | None:
 
 
 RECORD_NAME = ".trainjob.json"
+_RETRY_SECONDS = (0.1, 0.3, 1.0)
 
 RunEnd = Literal["complete", "failed", "interrupted", "deleted"]
 
@@ -89,11 +91,18 @@ class RunRecord(BaseModel):
     end: RunEnd | Literal[""] = ""
 
     def write(self, folder: Path) -> None:
-        """Replace the record of this folder; it survives a loss of power.
+        """Replace the record of this folder; it survives a loss of power. What fails for a moment is retried.
 
         Raises:
             OSError: it can't be written.
         """
+        for delay in _RETRY_SECONDS:
+            with suppress(OSError):
+                return self._write(folder)
+            time.sleep(delay)
+        return self._write(folder)
+
+    def _write(self, folder: Path) -> None:
         text = self.model_dump_json(by_alias=True)
         temporary = folder / f"{RECORD_NAME}.{os.getpid()}"
         try:

@@ -65,9 +65,12 @@ class ProgressWatch:
         version = version_of(self._path)
         if version is None or version == self._seen:
             return False
+        try:
+            report = self._read()
+        except OSError:
+            return False  # the next look reads it: it may be the last one of its process
         self._seen = version
         self._replaced_at = self._clock()
-        report = self._read()
         if report is None or report == self.report:
             return False
         before, self.report = self.report or {}, report
@@ -81,7 +84,7 @@ class ProgressWatch:
         try:
             with self._path.open("rb") as file:
                 report = json.loads(file.read(_MAX_BYTES))
-        except (OSError, ValueError, RecursionError):
+        except (ValueError, RecursionError):
             return None
         return report if isinstance(report, dict) and isinstance(report.get("state"), str) else None
 

@@ -38,9 +38,10 @@ def output_folders(root: str, role: str) -> OutputFolders:
 def find_link(folders: Iterable[str | Path]) -> str:
     """Return what to do about the first of an output's own folders that is a link; empty if none is.
 
-    An output may come from somebody else: what a link names isn't part of it.
+    An output may come from somebody else: what a link names isn't part of it. A folder that can't be
+    examined now is left to its first use, which waits for it.
     """
-    link = next((folder for folder in folders if Path(folder).is_symlink()), None)
+    link = next((folder for folder in folders if os.path.islink(folder)), None)  # noqa: PTH114 - never raises
     if link is None:
         return ""
     return (

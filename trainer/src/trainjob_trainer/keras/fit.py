@@ -7,6 +7,7 @@ import gc
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,7 @@ def leave_model(session: Session) -> None:
     that fails is logged and left out; the weights are in the final checkpoint anyway.
     """
     model, folder = session.trained, session.environment.output_dir / FOLDER
+    written: list[str] = []
 
     def save(path: Path) -> None:
         with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
@@ -178,8 +180,8 @@ def leave_model(session: Session) -> None:
             copy.export(path, verbose=False)
 
     def fill(place: Path) -> None:
-        _write(place / KERAS_FILE, save)
-        _write(place / SAVED_MODEL, export)
+        forms = {KERAS_FILE: save, SAVED_MODEL: export}
+        written[:] = [name for name, write in forms.items() if _write(place / name, write)]
 
     if not session.setting("export"):
         return
@@ -188,14 +190,14 @@ def leave_model(session: Session) -> None:
     except TrainerError as error:
         notice(f"the model isn't left as a file: {error}")
         return
-    written = [path.name for path in (folder / KERAS_FILE, folder / SAVED_MODEL) if path.exists()]
     if written:
         announce(f"the model is in {folder}: {' and '.join(written)}")
     else:
-        folder.rmdir()
+        with suppress(OSError):
+            folder.rmdir()
 
 
-def _write(path: Path, write: Callable[[Path], None]) -> None:
+def _write(path: Path, write: Callable[[Path], None]) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # from Keras and NumPy, not from the user
@@ -205,3 +207,5 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
             raise  # of the folder; whatever a layer of the user's may raise is another
         Files().remove(path)  # it may be incomplete
         notice(f"the model can't be written as {path.name}: {first_line(error)}")
+        return False
+    return True

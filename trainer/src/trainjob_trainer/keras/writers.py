@@ -214,8 +214,8 @@ def _saves(session: Session) -> Saves:
 def forget_saves(session: Session) -> None:
     """Remove what earlier starts have noted; the writer calls it before the others can come to a save."""
     if session.is_writer:
-        for file in session.environment.checkpoint_dir.glob(".saves-*"):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for file in session.environment.checkpoint_dir.glob(".saves-*"):
                 file.unlink()
 
 

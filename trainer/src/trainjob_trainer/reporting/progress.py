@@ -47,6 +47,7 @@ def notice(message: str) -> None:
 MIN_SECONDS_BETWEEN_WRITES = 0.5
 MAX_SECONDS_BETWEEN_WRITES = 1.0
 """Plus the time between two checks: while the process lives, the file is never older than two seconds."""
+_TRIES_OF_LAST = 3
 
 
 class ProgressFile:
@@ -138,9 +139,12 @@ class ProgressFile:
             self._written_at = self._clock()
             report = {**self._last.to_json(), "time": self._now()}
             if self._path is not None:
-                with contextlib.suppress(OSError):  # a full disk must not end training
-                    text = json.dumps({**report, "pid": os.getpid()}, allow_nan=False)
-                    write_atomically(self._path, text)
+                text = json.dumps({**report, "pid": os.getpid()}, allow_nan=False)
+                # No further report replaces the last one.
+                for _ in range(_TRIES_OF_LAST if self._last.state in ("finished", "failed") else 1):
+                    with contextlib.suppress(OSError):  # a full disk must not end training
+                        write_atomically(self._path, text)
+                        break
             if self._termination_log is not None and self._last.state == "finished":
                 _write_termination_message(self._termination_log, report)
 

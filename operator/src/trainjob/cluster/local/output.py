@@ -1,18 +1,23 @@
 """The job's output folder on this machine: write check, lock, and the folders of earlier runs."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import secrets
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from trainjob.cluster.local.machine import CannotRunHere
 from trainjob_trainer.contract.files import find_link
 
 LOCK_NAME = ".trainjob.lock"
+MOMENTARY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+"""Errors of a network file system that may be over at the next try."""
+_RETRY_SECONDS = (0.1, 0.3)
 
 
 def check_writable(folder: Path) -> None:
@@ -22,14 +27,17 @@ def check_writable(folder: Path) -> None:
         CannotRunHere: the folder can't be written, or has a link where a run writes; the message says so.
     """
     names = ("checkpoints", "evaluator", "logs", "logs/replicas", "logs/train")
-    if link := find_link(folder / name for name in names):
-        raise CannotRunHere([link])
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".trainjob-"):
-            pass
-    except OSError as error:
-        raise CannotRunHere([_why_not(folder, error)]) from error
+    for delay in (*_RETRY_SECONDS, None):
+        try:
+            if link := find_link(folder / name for name in names):
+                raise CannotRunHere([link])
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".trainjob-"):
+                return
+        except OSError as error:
+            if delay is None or error.errno not in MOMENTARY:
+                raise CannotRunHere([_why_not(folder, error)]) from error
+            time.sleep(delay)
 
 
 def _why_not(folder: Path, error: OSError) -> str:
@@ -87,9 +95,10 @@ class OutputLock:
 
     def close(self) -> None:
         """Release the folder for other runs, once all launchers have ended too; more calls do nothing."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):  # a late write's: the lock is released all the same
+                os.close(fd)
 
 
 def is_taken(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from trainjob.api import TRAINER_CONTAINER
 from trainjob.api.errors import trainer_of
 from trainjob.cluster.local.launch import Launch
 from trainjob.cluster.local.machine import CannotRunHere
-from trainjob.cluster.local.output import check_writable
+from trainjob.cluster.local.output import MOMENTARY, check_writable
 from trainjob.cluster.local.process import LogTail, ProcessExit, ReplicaLog, ReplicaProcess
 from trainjob.cluster.local.sandbox import Sandbox, replica_name
 from trainjob.cluster.protocol import Manifest
@@ -73,8 +73,9 @@ class ProgressFile:
             seen = (status.st_ino, status.st_mtime_ns)
             if seen == self._seen or status.st_size > LARGEST_REPORT:
                 return False
-            self._seen = seen
-            report = json.loads(self.path.read_bytes())
+            data = self.path.read_bytes()
+            self._seen = seen  # else it is read again: it may be the last one of its process
+            report = json.loads(data)
         except FileNotFoundError:
             # If the folder is gone too, the pod is gone, and its last report stays.
             if self.report is None or not self.path.parent.exists():
@@ -177,7 +178,7 @@ class LocalPod:
         except _NotStarted as failure:
             code, message = failure.args
         except (OSError, ValueError) as error:  # no descriptors, no memory, or text that no program accepts
-            code, message = _CANNOT_START, f"can't start a process: {error}"
+            code, message = _code_of(error, _CANNOT_START), f"can't start a process: {error}"
         else:
             self._set_status("Running", {"running": {"startedAt": format_time(started)}}, started)
             end = await self._process.wait()
@@ -193,14 +194,15 @@ class LocalPod:
             if self.launch.output is not None:
                 check_writable(self.launch.output)
         except CannotRunHere as cannot:
-            raise _NotStarted(ExitCode.OUTPUT_UNWRITABLE, str(cannot)) from cannot
+            code = _code_of(cannot.__cause__, ExitCode.OUTPUT_UNWRITABLE)
+            raise _NotStarted(code, str(cannot)) from cannot
         for folder in (self._private, *self.launch.folders):
             try:
                 if not folder.exists():
                     folder.mkdir(parents=True)
             except OSError as error:
                 message = f"can't create the folder {folder}: {error.strerror}"
-                raise _NotStarted(_CANNOT_START, message) from error
+                raise _NotStarted(_code_of(error, _CANNOT_START), message) from error
         self.launch.termination_log.touch()
         if self._sandbox.network is None:
             self._check_ports()
@@ -251,9 +253,10 @@ class LocalPod:
         for line in lines:
             self.tail.add(line)
             self._on_line(self._replica, line)
-        if self._log is not None and self._log.problem is None:
+        if self._log is not None:
+            before = self._log.problem
             self._log.write(lines)
-            if self._log.problem:
+            if self._log.problem and before is None:
                 self._on_line(self._replica, f"trainjob: {self._log.problem}")
 
     def _set_terminated(self, started: datetime, end: ProcessExit, message: str) -> None:
@@ -294,6 +297,12 @@ class LocalPod:
             "containerStatuses": [container],
         }
         self._changed(self.manifest)
+
+
+def _code_of(error: BaseException | None, otherwise: int) -> int:
+    """Return the exit code of a replica that can't be started: storage that is away counts as no failure."""
+    is_away = isinstance(error, OSError) and error.errno in MOMENTARY
+    return ExitCode.STORAGE_UNAVAILABLE if is_away else otherwise
 
 
 class _NotStarted(Exception):

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,8 +140,9 @@ def log_files_of(path: Path) -> dict[int, Path]:
 
 
 class ReplicaLog:
-    """Appends lines to a log. A write error never stops the training: `problem` describes it.
+    """Appends lines to a log. A write error never stops the training, and the next line is tried again.
 
+    `problem` describes why the last line isn't in the log; it is None otherwise.
     A log that gets long is in several files, of which the first one and the last two are kept.
 
     Args:
@@ -156,23 +157,35 @@ class ReplicaLog:
         self._first, self._largest = path, largest
         self._number = self._size = 0
         self._file: BinaryIO | None = None
-        with self._giving_up():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._open(*max(log_files_of(path).items()))
+        self._is_closed = False
         self.write([header])
 
     def write(self, lines: Iterable[str]) -> None:
         """Append lines."""
-        with self._giving_up():
-            if self._file is not None and self._size >= self._largest:
+        if self._is_closed:
+            return
+        try:
+            if self._file is None:
+                self._first.parent.mkdir(parents=True, exist_ok=True)
+                self._open(*max(log_files_of(self._first).items()))
+            if self._size >= self._largest:
                 self._open_next()
             self._append(lines)
+            self.problem = None
+        except OSError as error:
+            lost = f"the log file {self.path} can't be written ({error.strerror})"
+            self.problem = f"{lost}: its lines are only shown here"
+            self._end_file()
 
     def close(self) -> None:
         """Close the file; more calls do nothing."""
+        self._is_closed = True
+        self._end_file()
+
+    def _end_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            with self._giving_up():
+            with suppress(OSError):
                 file.close()
 
     def _open(self, number: int, path: Path) -> None:
@@ -191,7 +204,7 @@ class ReplicaLog:
         before, number = self.path, self._number + 1
         path = self._first.with_suffix(f".{number}{self._first.suffix}")
         self._append([f"--- this log goes on in {path.name} ---"])
-        self.close()
+        self._end_file()
         self._open(number, path)
         left_out = ""
         if number > 3:
@@ -200,15 +213,6 @@ class ReplicaLog:
         self._append([f"--- this log goes on from {before.name}{left_out} ---"])
         for old in list(log_files_of(self._first).values())[1:-2]:
             old.unlink(missing_ok=True)
-
-    @contextmanager
-    def _giving_up(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            lost = f"the log file {self.path} can't be written ({error.strerror})"
-            self.problem = self.problem or f"{lost}: its lines are only shown here"
-            self.close()
 
 
 _SHIM = Path(__file__).with_name("shim.py")
