@@ -16,6 +16,7 @@ from testbed.waiting import until
 
 from support.cli.outputs import FILES, store_job_with_output, store_run_with_output, write_output
 from support.cli.program import GUARD_SECONDS, build_run, command, running
+from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import call, store_run, stored_job
 from support.golden import Golden
@@ -94,6 +95,23 @@ def test_a_link_that_is_left_out_is_told(api: CliServer, tmp_path: Path) -> None
     in_cluster(api, tmp_path)
     (tmp_path / "there/model/passwords").symlink_to("/etc/passwd")
     assert "left out: model/passwords (no file, or a link" in call("cp", "digits:model", "new").stderr
+
+
+def test_what_a_pod_says_is_printed_as_text(api: CliServer, tmp_path: Path) -> None:
+    in_cluster(api, tmp_path)
+    (tmp_path / "there/model/\x1b]0;title\x07\nstate: Complete").symlink_to("/etc/passwd")
+    copied = call("cp", "digits:model", "new")
+    assert "left out: 'model/\\x1b]0;title\\x07\\nstate: Complete (no file," in copied.stderr
+    assert "it has 'model/\\x1b]0;" in call("cp", "digits:model/none", "other").stderr
+
+    def refuse(asked: Asked) -> None:
+        if (asked.verb, asked.plural) == ("create", "pods"):
+            raise Answer(500, "InternalError", "a \x1b]0;title\x07webhook\u202e")
+
+    api.rules.append(refuse)
+    refused = call("cp", "digits:model", "other")
+    assert refused.exit_code == 4
+    assert refused.stderr.endswith(" a webhook\n")
 
 
 def test_the_time_is_limited(api: CliServer, tmp_path: Path, golden: Golden) -> None:

@@ -12,6 +12,7 @@ import click
 
 from trainjob.api import KIND, Document, InvalidTrainJob, dump_yaml, read_documents
 from trainjob.api.errors import mapping_at
+from trainjob.cli.ending import print_lines
 
 
 def dump_stream(objects: Iterable[dict[str, Any]]) -> str:
@@ -39,8 +40,7 @@ class RefusedFile(click.ClickException):
     def show(self, file: object = None) -> None:
         """Print one line for each mistake on stderr."""
         del file
-        for line in self.lines:
-            click.echo(line, err=True)
+        print_lines(self.lines, err=True)
 
 
 class UnreadableFile(RefusedFile):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.cli.documents import dump_stream
-from trainjob.cli.ending import ABOUT_A_JOB, Exit, command
+from trainjob.cli.ending import ABOUT_A_JOB, Exit, command, print_lines
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions, Connection
 from trainjob.client.handle import ClusterJob, find_handle
@@ -105,7 +105,7 @@ def get(
                     try:
                         pods = own_pods(await pods_of(job.api, job.namespace, name), view.uid)
                     except ClusterError as error:
-                        click.echo(f"its pods are not shown: {describe_problem(error)}", err=True)
+                        print_lines([f"its pods are not shown: {describe_problem(error)}"], err=True)
                 for line in describe_job(view, pods, datetime.now(UTC)):
                     click.echo(line)
 
@@ -121,7 +121,7 @@ async def _watch(api: ApiClient, namespace: str | None, name: str | None, table:
     async with aclosing(follow(api, job_scope(namespace, name or ""))) as changes:
         async for change in changes:
             if isinstance(change, Failed):
-                click.echo(f"trainjob: {describe_problem(change.error)}; trying again", err=True)
+                print_lines([f"trainjob: {describe_problem(change.error)}; trying again"], err=True)
             elif isinstance(change, Listed) and not is_listed:
                 if name and namespace and not first:
                     raise await missing_job(api, namespace, name)

@@ -15,7 +15,7 @@ import click
 
 from trainjob.api import InvalidTrainJob
 from trainjob.cli.documents import STDIN, RefusedFile
-from trainjob.cli.ending import Exit
+from trainjob.cli.ending import Exit, print_lines
 from trainjob.cli.screen import Detail, LiveScreen, PlainScreen
 from trainjob.cli.script_options import RUNS, JobSource, WithArguments, job_options, print_job
 from trainjob.client.local_run import Interruption, RunRequest, Screen, run_here
@@ -193,8 +193,7 @@ async def _run(request: RunRequest, detail: Detail, *, plain: bool) -> Exit:
             screen.close()
     code = _CODES[end]
     try:
-        for line in lines:
-            click.echo(line, err=code is not Exit.GOOD)
+        print_lines(lines, err=code is not Exit.GOOD)
     except OSError:
         # The reader is gone; without this Python reports it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

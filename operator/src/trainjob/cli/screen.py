@@ -23,6 +23,7 @@ from trainjob.client.log_lines import EqualLines, Line, StopNoise, is_harmless, 
 from trainjob.client.page import JobHistory, build_page
 from trainjob.client.presenter import describe_changes, describe_progress, describe_state, time_of_day
 from trainjob.client.view import JobView
+from trainjob.core.wording import printable
 from trainjob_trainer.contract.reports import shorten
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class PlainScreen:
         """Print a line about the run itself."""
         if self._detail is not Detail.QUIET or self._job is not None:  # not about preparations
             self._print_lines()
-            self._print([f"trainjob: {text}"])
+            self._print([f"trainjob: {printable(text)}"])
 
     def line(self, replica: str, text: str) -> None:
         """Print a line of a replica's log after the replica's name, once for all that print it now."""
@@ -142,7 +143,7 @@ class LiveScreen:
     def note(self, text: str) -> None:
         """Print a line above the display."""
         with suppress(OSError):
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def line(self, replica: str, text: str) -> None:
         """Keep the line for the next redraw."""
@@ -197,7 +198,7 @@ class LogPrinter:
 
     def note(self, text: str) -> None:
         """Print a message about the job on stderr, apart from its logs."""
-        click.echo(f"trainjob: {text}", err=True)
+        click.echo(f"trainjob: {printable(text)}", err=True)
 
 
 _ERASE = "\r\x1b[K"
@@ -225,6 +226,7 @@ class ProgressLine:
         self._show(text if self.redraws else f"trainjob: {text}")
 
     def _show(self, text: str) -> None:
+        text = printable(text)
         if self.redraws:
             width = shutil.get_terminal_size().columns - 1
             click.echo(f"{_ERASE}{shorten(text, width)}", err=True, nl=False, color=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.api import Document
-from trainjob.cli.ending import Exit, command
+from trainjob.cli.ending import Exit, command, print_lines
 from trainjob.cli.following import follow_logs, wait_and_conclude
 from trainjob.cli.options import Duration, cluster_options, namespace_of
 from trainjob.cli.screen import LogPrinter, ProgressLine
@@ -176,14 +176,13 @@ async def _create(
         name = "--name NAME" if source.is_script else "--set metadata.name=NAME"
         how = f"trainjob delete {other.job.name} -n {namespace}, then submit it with --fresh"
         how = "--fresh" if other.job.is_over and not fresh else how
-        click.echo(f"{other}; start over: {how}; train it apart: {name}, or --new", err=True)
+        print_lines([f"{other}; start over: {how}; train it apart: {name}, or --new"], err=True)
         return None
     except ClusterError as refused:
         is_about_job = refused.failure.resource == TRAINJOBS.plural
         if refused.failure.code not in (400, 413, 422) or not is_about_job:
             raise
-        for line in describe_refusal(refused.failure, document):
-            click.echo(line, err=True)
+        print_lines(describe_refusal(refused.failure, document), err=True)
         return None
     job = read_job(stored)
     if is_new:
@@ -201,6 +200,5 @@ async def _create(
             lines += refusal_told(refused.failure, file)
     if job.outcome is Outcome.FAILED:
         lines.append(f"  to run it again: kubectl delete tj {job.name} -n {namespace}, then submit it")
-    for line in lines:
-        click.echo(line, err=True)
+    print_lines(lines, err=True)
     return job

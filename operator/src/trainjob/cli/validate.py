@@ -9,7 +9,7 @@ import click
 
 from trainjob.api import Document, TrainJob
 from trainjob.cli.documents import RefusedFile, check_valid, read_trainjobs
-from trainjob.cli.ending import command
+from trainjob.cli.ending import command, print_lines
 from trainjob.cli.options import cluster_options, file_arguments, namespace_of
 from trainjob.client.connection import ClusterOptions
 from trainjob.core.manifests import count_gpus, role_template
@@ -76,8 +76,7 @@ def _ask(documents: list[Document], where: ClusterOptions, *, named: bool) -> in
         for document in documents:
             namespace = namespace_of(document, where.namespace, cluster.namespace)
             verdict = await check_on_cluster(cluster.api, document, namespace)
-            for line in verdict.lines:
-                click.echo(line, err=True)
+            print_lines(verdict.lines, err=True)
             code = max(code, verdict.code)
             if not verdict.code:
                 job = document.parse()

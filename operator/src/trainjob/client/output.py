@@ -1,7 +1,7 @@
 """The output of a job: its files are copied and read, wherever they are.
 
 Of a job in a cluster a short-lived pod mounts the output read-only. `output_archive.py` runs in it, and sends
-the files as a tar stream through the API server; for a run on this machine it runs here.
+the files through the API server; for a run on this machine it runs here.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import inspect
+import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.client import output_archive
 from trainjob.client.handle import ClusterJob
 from trainjob.client.history import History, read_history
 from trainjob.client.jobs import follow
-from trainjob.client.output_archive import BLOCK, END, FILES, OFFSET
+from trainjob.client.output_archive import BLOCK, LONGEST_LINE
 from trainjob.client.presenter import describe_state
 from trainjob.client.problems import ClusterProblem, describe_problem, explain, is_missing
 from trainjob.client.view import JobView, manifest_of
@@ -39,7 +39,7 @@ from trainjob.cluster.protocol import ClusterError, Manifest
 from trainjob.core.manifests import READER_CONTAINER, build_output_reader
 from trainjob.core.names import has_own_volumes, root_folder
 from trainjob.core.pods import container_state, event_time, waiting_reason
-from trainjob.core.wording import last_line, printable, quoted
+from trainjob.core.wording import last_line, quoted, visible
 from trainjob_trainer.contract.files import EVALUATIONS, HISTORY, RESULT
 from trainjob_trainer.contract.replicas import EVALUATOR
 
@@ -58,9 +58,9 @@ class NoSuchPath(ClusterProblem):
     def __init__(self, name: str, path: str, there: tuple[str, ...]) -> None:
         self.there = there
         near = get_close_matches(path, [each.rstrip("/") for each in there], n=1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        shown = ", ".join(there) or "nothing"
-        super().__init__(printable(f"the output of {name} has no {path}{meant}; it has {shown}"))
+        meant = f" (did you mean {visible(near[0])}?)" if near else ""
+        shown = ", ".join(map(visible, there)) or "nothing"
+        super().__init__(f"the output of {name} has no {visible(path)}{meant}; it has {shown}")
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,15 @@ def _ignore(*_: object) -> None:
     """Do nothing."""
 
 
-# Receiving an archive. A training can write anything into its output: names are checked here, and no link is
-# ever made.
+# Receiving files. A training can write anything into its output, and anything may run in its image. So what
+# is sent decides nothing but the names and bytes of plain files, as many as the first line says.
 
 
 class UnsafeArchive(ClusterProblem):
-    """The archive isn't one of `output_archive.py`; nothing of it is kept."""
+    """What was sent isn't what `output_archive.py` sends; nothing of it is kept."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"what was sent as the output is refused, and nothing of it is kept: {why}")
 
 
 Program: TypeAlias = "RunningProgram | LocalProgram"
@@ -113,22 +116,20 @@ class LocalProgram:
         return Executed(self._process.wait(), complaint.decode(errors="replace"))
 
 
-class _Pieces:
-    """A program's output as tarfile reads it, after the first line."""
+class _Printed(io.RawIOBase):
+    """A program's output as Python reads files."""
 
     def __init__(self, program: Program) -> None:
         self._program, self._rest = program, b""
 
-    def line(self) -> bytes:
-        while b"\n" not in self._rest and len(self._rest) < BLOCK and (piece := self._program.read()):
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
+    def readable(self) -> bool:
+        return True
 
-    def read(self, size: int) -> bytes:
-        del size  # tarfile cuts it
-        rest, self._rest = self._rest, b""
-        return rest or self._program.read()
+    def readinto(self, buffer: Any) -> int:
+        piece = self._rest or self._program.read()
+        count = min(len(buffer), len(piece))
+        buffer[:count], self._rest = piece[:count], piece[count:]
+        return count
 
 
 def receive(name: str, program: Program, into: Path, progress: Progress = _ignore) -> Copied:
@@ -136,77 +137,125 @@ def receive(name: str, program: Program, into: Path, progress: Progress = _ignor
 
     Raises:
         NoSuchPath: there is no such path.
-        ClusterProblem: the program failed, the connection broke off, or the archive is unsafe.
+        UnsafeArchive: it sends something else.
+        ClusterProblem: the program failed, or the connection broke off.
         OSError: a file can't be written.
     """
-    pieces, copied, problem = _Pieces(program), None, None
+    stream, copied = io.BufferedReader(_Printed(program), BLOCK), None
     try:
-        header = json.loads(pieces.line())
-        if header.get("missing") == "":
+        header = _read_line(stream)
+        missing, there = header.get("missing"), header.get("there")
+        if missing == "":
             raise ClusterProblem(f"{name} has no output yet")
-        if "missing" in header:
-            raise NoSuchPath(name, str(header["missing"]), tuple(map(str, header.get("there", ()))))
-        total = Copied(int(header["files"]), int(header["bytes"]))
-        copied = unpack(pieces, into, total, progress)
-    except (ValueError, TypeError, KeyError, AttributeError, tarfile.TarError) as error:
-        problem = error
-    while pieces.read(BLOCK):
+        if isinstance(missing, str) and isinstance(there, list):
+            raise NoSuchPath(name, missing, tuple(map(str, there)))
+        copied = unpack(stream, into, header, progress)
+        if stream.read(1):
+            raise UnsafeArchive("something follows its end")
+    except EOFError:
         pass
+    except OSError as error:
+        if error.errno not in _REFUSED_NAMES or not error.filename:
+            raise
+        path = os.path.relpath(error.filename, into)
+        raise UnsafeArchive(f"{visible(path)} can't be written: {error.strerror}") from error
     result = program.result
     if copied is not None and result.code == 0:
         return copied
     if result.code == 0:
-        why = f"was not received whole ({problem or 'its end is missing'}); try again"
+        why = "was not received whole (its end is missing); try again"
     else:
         again = "" if result.code is None else "; try again, if it has just changed"
         why = f"can't be read: {quoted(last_line(result.complaint))}{again}"
-    raise ClusterProblem(f"the output of {name} {why}") from problem
+    raise ClusterProblem(f"the output of {name} {why}")
 
 
-def unpack(stream: _Pieces, into: Path, total: Copied, progress: Progress = _ignore) -> Copied | None:
-    """Write the archive's files; return what was copied, None if the archive's end is missing.
+def unpack(stream: BinaryIO, into: Path, header: Mapping[str, Any], progress: Progress = _ignore) -> Copied:
+    """Write the files that follow the first line, and return what was copied.
 
     Raises:
-        UnsafeArchive: a member is none that `output_archive.py` writes.
-        tarfile.TarError: it is no archive, or ends in the middle of a file.
+        UnsafeArchive: it isn't what `output_archive.py` sends, or more than the first line says.
+        EOFError: it ends before its end.
+        OSError: a file can't be written.
     """
+    total, folders = Copied(_number(header, "files"), _number(header, "bytes")), _number(header, "folders")
     files = size = 0
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK) as archive:  # type: ignore[call-overload]
-        for member in archive:
-            content = archive.extractfile(member) if member.type == tarfile.REGTYPE else None
-            if member.name == END and content is not None:
-                end = json.loads(content.read(BLOCK))
-                return Copied(files, size, tuple(map(str, end["leftOut"]))) if end["files"] == files else None
-            path = safe_path(into, member.name)
-            if member.isdir():
-                path.mkdir(parents=True, exist_ok=True)
-                continue
-            if content is None:
-                raise UnsafeArchive(f"{printable(member.name)!r} is neither a file nor a folder")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            offset = int(member.pax_headers.get(OFFSET, 0))
-            with path.open("r+b" if offset else "wb") as file:
-                if file.seek(0, 2) != offset:
-                    raise UnsafeArchive(f"{printable(member.name)!r} doesn't continue the file that is there")
-                while piece := content.read(BLOCK):
-                    file.write(piece)
-                    size += len(piece)
-                    progress(Copied(files, size), total)
-            os.utime(path, (member.mtime, member.mtime))
-            files += 1
-            progress(Copied(files, size), total)
-    return None
+    written = set[int]()
+    while "leftOut" not in (line := _read_line(stream)):
+        path = safe_path(into, line.get("path"))
+        offset, left = (_number(line, "offset"), _number(line, "bytes")) if "bytes" in line else (0, 0)
+        files, folders, size = files + ("bytes" in line), folders - ("bytes" not in line), size + left
+        if files > total.files or folders < 0 or size > total.size:
+            raise UnsafeArchive(f"{visible(line['path'])} is more than was announced")
+        if "bytes" not in line:
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            there = os.fstat(file.fileno())
+            if there.st_ino in written:  # also where a disk doesn't tell a from A
+                raise UnsafeArchive(f"{visible(line['path'])} comes twice, perhaps in another spelling")
+            if offset not in (0, there.st_size):
+                raise UnsafeArchive(f"{visible(line['path'])} doesn't continue the file that is there")
+            written.add(there.st_ino)
+            file.truncate(offset)
+            while left:
+                piece = stream.read(min(left, BLOCK))
+                if not piece:
+                    raise EOFError
+                file.write(piece)
+                left -= len(piece)
+                progress(Copied(files - 1, size - left), total)
+        progress(Copied(files, size), total)
+    if not isinstance(line["leftOut"], list):
+        raise UnsafeArchive("its last line is no list of what was left out")
+    return Copied(files, size, tuple(map(visible, line["leftOut"])))
 
 
-def safe_path(into: Path, name: str) -> Path:
-    """Return the path of a member below `into`.
+def _read_line(stream: BinaryIO) -> dict[str, Any]:
+    text = stream.readline(LONGEST_LINE)
+    if not text.endswith(b"\n") and len(text) < LONGEST_LINE:
+        raise EOFError
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        line = None
+    if not isinstance(line, dict):
+        raise UnsafeArchive(f"{visible(text)} is no line about a file")
+    return line
+
+
+def _number(line: Mapping[str, Any], name: str) -> int:
+    number = line.get(name)
+    if type(number) is not int or not 0 <= number < 1 << 63:
+        raise UnsafeArchive(f"{name} must be a whole number from 0, got {visible(number)}")
+    return number
+
+
+_REFUSED_NAMES = frozenset(
+    [errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL]
+)
+"""What a disk says of names that it can't have, beside each other or at all."""
+
+_DEEPEST = 100
+"""Folders: one of thousands in each other can hardly be deleted again."""
+
+
+def safe_path(into: Path, name: object) -> Path:
+    """Return the path of a file below `into`.
 
     Raises:
         UnsafeArchive: it would lie elsewhere.
     """
-    parts = name.removeprefix(FILES).split("/")
-    if not name.startswith(FILES) or any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise UnsafeArchive(f"{printable(name)!r} is no path in a job's output")
+    parts = name.split("/") if isinstance(name, str) else []
+    if not parts or any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise UnsafeArchive(f"{visible(name)} is no path in a job's output")
+    try:
+        os.fsencode("/".join(parts))
+    except UnicodeEncodeError as error:
+        raise UnsafeArchive(f"{visible(name)} is no path in a job's output") from error
+    if len(parts) > _DEEPEST:
+        raise UnsafeArchive(f"{visible(parts[0])} has more than {_DEEPEST} folders in each other")
     return into.joinpath(*parts)
 
 
@@ -238,6 +287,9 @@ class Output:
             )
         with _new(target) as (folder, put_in_place):
             copied = await self._fetch({"paths": [inner]}, folder, progress)
+            if not (folder / inner).exists():
+                why = copied.left_out[0] if copied.left_out else f"{path} was not sent"
+                raise ClusterProblem(f"nothing is copied from the output of {self._name}: {why}")
             put_in_place(folder / inner)
         return copied
 
@@ -276,10 +328,14 @@ class Output:
 
         Raises:
             NoSuchPath: there is no result.
+            ClusterProblem: it can't be read.
         """
         with tempfile.TemporaryDirectory(prefix="trainjob-") as folder:
             await self._fetch({"paths": [RESULT]}, Path(folder))
-            return json.loads((Path(folder) / RESULT).read_text(encoding="utf-8"))
+            try:
+                return json.loads((Path(folder) / RESULT).read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError) as error:
+                raise ClusterProblem(f"{RESULT} in the output of {self._name} is no JSON: {error}") from error
 
     async def update(self, folder: Path) -> Copied:
         """Add to a folder what TensorBoard shows and what isn't in it yet; files grow in place."""

@@ -1,4 +1,4 @@
-"""Writes files of a job's output as a tar stream, after a line of JSON about them.
+"""Sends files of a job's output: lines of JSON, and after the line of a file its bytes.
 
 A program: it runs in pods, for Python 3.9 with its standard library only, and on this machine for runs here.
 Its arguments are the job's output folder and the request, as JSON:
@@ -8,37 +8,45 @@ Its arguments are the job's output folder and the request, as JSON:
     "pattern": "..."                      only files whose path this regular expression is found in
     "sizes": {"logs/train/x": 512}        bytes that were received before: only what was added is sent
 
-The line is `{"files": 3, "bytes": 1024}`, or `{"missing": "modle", "there": ["logs/", "model/"]}`, and
-`{"missing": ""}` without an output folder. In the archive a path begins with `files/`. Its last member,
-`end`, has JSON again: how many files were sent, and what was left out and why.
+It prints, each line at most `LONGEST_LINE` bytes:
+
+    {"files": 3, "folders": 1, "bytes": 1024}    the most that follows
+    {"path": "logs"}                             a folder
+    {"path": "logs/a", "offset": 0, "bytes": 9}  a file, or what it has from this offset on; its bytes follow
+    {"leftOut": ["b (no file, ...)"]}            the end
+
+or only `{"missing": "modle", "there": ["logs/", "model/"]}`, or `{"missing": ""}` without an output folder.
+This is no tar: a reader of tar takes sparse files, links, devices and names of any length from the sender.
 """
 
 from __future__ import annotations
 
-import io
+import errno
 import json
 import os
 import re
 import sys
-import tarfile
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
-FILES = "files/"
-END = "end"
-OFFSET = "TRAINJOB.offset"
-"""The header of a file of which only the bytes from here on are sent."""
-
 BLOCK = 1 << 20
+LONGEST_LINE = 1 << 16
+"""Of JSON, in bytes: a path has at most 4,096, and each of them at most six characters here."""
+
 _MOST_NAMES = 50
 
 
 def send(root: Path, request: dict[str, Any], out: BinaryIO) -> None:
-    """Write the line and the archive."""
+    """Write the lines and the files."""
+
+    def say(**line: Any) -> None:
+        out.write(json.dumps(line).encode() + b"\n")
+
     missing = None if request.get("optional") and root.is_dir() else find_missing(root, request["paths"])
     if missing is not None:
-        out.write(json.dumps(missing).encode() + b"\n")
+        say(**missing)
         return
     left_out: list[str] = []
     found = find_files(root, request["paths"], request.get("pattern", ""), left_out)
@@ -47,17 +55,36 @@ def send(root: Path, request: dict[str, Any], out: BinaryIO) -> None:
     starts = {path: sizes[path] for path in lengths if 0 < sizes.get(path, 0) <= lengths[path]}
     parts = {path: starts.get(path, 0) for path in lengths if starts.get(path) != lengths[path]}
     total = sum(lengths[path] - start for path, start in parts.items())
-    out.write(json.dumps({"files": len(parts), "bytes": total}).encode() + b"\n")
-    with tarfile.open(fileobj=out, mode="w|", bufsize=BLOCK, format=tarfile.PAX_FORMAT) as archive:
-        for path, size in found.items():
-            if size is None:
-                archive.addfile(_member(path, tarfile.DIRTYPE))
-        sent = sum([_send_file(archive, root, path, start, left_out) for path, start in parts.items()])
-        end = json.dumps({"files": sent, "leftOut": left_out}).encode()
-        member = tarfile.TarInfo(END)
-        member.size = len(end)
-        archive.addfile(member, io.BytesIO(end))
+    say(files=len(parts), folders=len(found) - len(lengths), bytes=total)
+    for path, size in found.items():
+        if size is None:
+            say(path=path)
+    for path, start in parts.items():
+        try:
+            file = (root / path).open("rb")
+        except FileNotFoundError:
+            left_out.append(f"{path} (the job has deleted it meanwhile)")
+            continue
+        with file:
+            # What was added meanwhile stays away: the first line says how much comes.
+            left = max(0, min(os.fstat(file.fileno()).st_size, lengths[path]) - start)
+            say(path=path, offset=start, bytes=left)
+            file.seek(start)
+            while left:
+                piece = file.read(min(left, BLOCK))
+                if not piece:
+                    raise OSError(errno.EIO, "the job has shortened it meanwhile", path)
+                out.write(piece)
+                left -= len(piece)
+    kept = _first(left_out)
+    say(leftOut=kept if kept == left_out else [*kept, f"{len(left_out) - len(kept)} more"])
     out.flush()
+
+
+def _first(names: list[str]) -> list[str]:
+    """Return as many names as a line has room for."""
+    sizes = accumulate(len(json.dumps(name)) + 2 for name in names[:_MOST_NAMES])
+    return [name for name, size in zip(names, sizes) if size <= LONGEST_LINE // 2]  # noqa: B905 - Python 3.9
 
 
 def find_missing(root: Path, paths: list[str]) -> dict[str, Any] | None:
@@ -69,7 +96,7 @@ def find_missing(root: Path, paths: list[str]) -> dict[str, Any] | None:
             folder = next(each for each in (root / path).parents if each.is_dir())
             names = sorted(folder.iterdir())[:_MOST_NAMES]
             there = [f"{each.relative_to(root).as_posix()}{'/' * each.is_dir()}" for each in names]
-            return {"missing": path, "there": there}
+            return {"missing": path, "there": _first(there)}
     return None
 
 
@@ -98,30 +125,6 @@ def find_files(root: Path, paths: list[str], pattern: str, left_out: list[str]) 
         if os.path.lexists(root / path):
             see(path)
     return found
-
-
-def _send_file(archive: tarfile.TarFile, root: Path, path: str, start: int, left_out: list[str]) -> int:
-    """Send a file, and return how many were sent: 1 or 0."""
-    try:
-        file = (root / path).open("rb")
-    except FileNotFoundError:
-        left_out.append(f"{path} (the job has deleted it meanwhile)")
-        return 0
-    with file:
-        status = os.fstat(file.fileno())
-        member = _member(path, tarfile.REGTYPE)
-        member.size, member.mtime = max(0, status.st_size - start), int(status.st_mtime)
-        if start:
-            member.pax_headers = {OFFSET: str(start)}
-        file.seek(start)
-        archive.addfile(member, file)
-    return 1
-
-
-def _member(path: str, kind: bytes) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(FILES + path)
-    member.type = kind
-    return member
 
 
 if __name__ == "__main__":

@@ -43,8 +43,10 @@ def lacks_api(error: ClusterError) -> bool:
 
 def describe_problem(error: ClusterError) -> str:
     """Return the problem in one sentence, with what to do about it."""
+    from trainjob.core.wording import printable  # noqa: PLC0415 - most commands end without a problem
+
     failure = error.failure
-    words = failure.message or failure.reason or f"HTTP status {failure.code}"
+    words = printable(failure.message or failure.reason) or f"HTTP status {failure.code}"
     if failure.code == 0:
         return f"the API server {failure.server} can't be reached: {words}"
     if lacks_api(error):

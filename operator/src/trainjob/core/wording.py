@@ -11,6 +11,9 @@ from trainjob_trainer.contract.reports import shorten
 _QUOTED = 500
 """Bytes of quoted text in a sentence: with ours around it, it fits an event's message (1,024 bytes)."""
 
+_LONGEST_NAME = 200
+"""Characters of a name that is shown."""
+
 _CONTROL = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
 _CONTROL_STRING = r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
 _TERMINAL_SEQUENCE = re.compile(f"{_CONTROL}|{_CONTROL_STRING}")
@@ -57,6 +60,12 @@ def printable(text: str) -> str:
         return text
     plain = _TERMINAL_SEQUENCE.sub("", text)
     return "".join(c for c in plain if c in "\n\t" or c.isprintable())
+
+
+def visible(name: object) -> str:
+    """Return a name on one line, cut; in Python's quotes if a terminal wouldn't show it as it is."""
+    plain = isinstance(name, str) and name.isprintable() and name
+    return shorten(plain or repr(name), _LONGEST_NAME)
 
 
 def reason_word(text: object, otherwise: str) -> str:

@@ -22,6 +22,9 @@ _SECONDS = 30.0
 _OUTPUT, _COMPLAINT, _STATUS = 1, 2, 3
 """Channels of the protocol `v4.channel.k8s.io`: the first byte of each message."""
 
+_LONGEST_TEXT = 1 << 16
+"""Bytes that are kept of what a program prints on stderr: the last ones, since its last line is shown."""
+
 
 @dataclass(frozen=True)
 class Executed:
@@ -85,6 +88,7 @@ class RunningProgram:
                         return content
                     if channel in self._texts:
                         self._texts[channel] += content
+                        del self._texts[channel][:-_LONGEST_TEXT]
         except (websocket.WebSocketException, OSError, ValueError) as error:
             self._is_over = True
             if not self._texts[_STATUS]:
