@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import yaml
 
 from support.kube.chart import CHART, ROOT, Manifest, documents, events_of, render
@@ -82,6 +83,27 @@ def test_the_programs_take_their_arguments() -> None:
         assert command.make_context(name, arguments).params.keys() == {p.name for p in command.params}
     assert "--url=http://trainjob.trainjob-system.svc:8080/readyz" in container["args"]
     assert "--namespace=training" in container["args"]
+
+
+@pytest.mark.parametrize("namespace", ["", "training"])
+def test_after_an_uninstall_kueues_finalizers_go(namespace: str) -> None:
+    assert not render().hooks("post-delete")
+    release = render({"kueue": {"enabled": True}, "watch": {"namespace": namespace}})
+    hooks = release.hooks("post-delete")
+    role = "Role" if namespace else "ClusterRole"
+    assert [hook["kind"] for hook in hooks] == ["ServiceAccount", role, f"{role}Binding", "Job"]
+    assert [(rule["apiGroups"], rule["resources"], rule["verbs"]) for rule in hooks[1]["rules"]] == [
+        (["kueue.x-k8s.io"], ["workloads"], ["list", "patch"])
+    ]
+    assert [hook["metadata"].get("namespace", "") for hook in hooks[1:3]] == [namespace, namespace]
+    account = hooks[0]["metadata"]
+    (subject,) = hooks[2]["subjects"]
+    assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])
+    assert hooks[2]["roleRef"]["name"] == hooks[1]["metadata"]["name"]
+    assert pod_of(hooks[-1])["serviceAccountName"] == account["name"]
+    (container,) = pod_of(hooks[-1])["containers"]
+    assert container["args"] == ["workloads", *([f"--namespace={namespace}"] if namespace else [])]
+    main.commands["workloads"].make_context("workloads", container["args"][1:])
 
 
 def pod_of(manifest: Manifest) -> Manifest:

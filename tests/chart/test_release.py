@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.kube.chart import CHART, MONITORED, NAMESPACED_KINDS, ROOT, Manifest, kustomize, render
+from support.kube.chart import CHART, EVERYTHING, NAMESPACED_KINDS, ROOT, Manifest, kustomize, render
 from trainjob.core.names import CONTROLLER_LABELS
 
 
@@ -64,7 +64,7 @@ def test_a_full_name_overrides() -> None:
 
 def test_names_that_yaml_takes_for_something_else_stay_names() -> None:
     odd = {"fullnameOverride": "true", "priorityClassName": "1", "watch": {"namespace": "1e3"}}
-    release = render({**odd, **MONITORED}, release="off", namespace="007")
+    release = render({**odd, **EVERYTHING}, release="off", namespace="007")
     spec = release.pod["spec"]
     assert (spec["serviceAccountName"], spec["priorityClassName"]) == ("true", "1")
     own = release.objects.one("Role", "true-own")["rules"]
@@ -102,10 +102,14 @@ def selectors_of(manifest: Manifest) -> list[Any]:
 
 
 def test_every_selector_finds_the_controllers_pods_alone() -> None:
-    release = render({"serviceMonitor": {"enabled": True}})
+    release = render({"serviceMonitor": {"enabled": True}, "kueue": {"enabled": True}})
     pod = release.pod["metadata"]["labels"]
     hook_pods = [
-        release.hooks("pre-install").one("Job")["spec"]["template"]["metadata"]["labels"],
+        *(
+            job["spec"]["template"]["metadata"]["labels"]
+            for job in release.everything
+            if job["kind"] == "Job"
+        ),
         release.hooks("test").one("Pod")["metadata"]["labels"],
     ]
     found = [selector for o in release.objects for selector in selectors_of(o.get("spec", {}))]
@@ -136,7 +140,7 @@ def test_an_upgrade_never_changes_a_selector(values: dict[str, Any]) -> None:
 
 
 def test_every_object_says_where_it_is_from() -> None:
-    for manifest in render(MONITORED).everything:
+    for manifest in render(EVERYTHING).everything:
         labels = manifest["metadata"]["labels"]
         assert labels["app.kubernetes.io/instance"] == "trainjob", manifest["kind"]
         if manifest["kind"] != "Pod":
@@ -144,16 +148,16 @@ def test_every_object_says_where_it_is_from() -> None:
 
 
 def test_every_namespaced_object_names_its_namespace() -> None:
-    for manifest in render(MONITORED).everything:
+    for manifest in render(EVERYTHING).everything:
         is_namespaced = manifest["kind"] in NAMESPACED_KINDS
         assert ("namespace" in manifest["metadata"]) == is_namespaced, manifest["kind"]
 
 
 def test_two_releases_share_no_name() -> None:
-    one, other = render(namespace="one"), render(namespace="other")
-    assert one.everything.names("ClusterRole").isdisjoint(other.everything.names("ClusterRole"))
-    assert one.everything.names("ClusterRoleBinding").isdisjoint(other.everything.names("ClusterRoleBinding"))
-    beside = render(namespace="one", release="second")
+    one, other = render(EVERYTHING, namespace="one"), render(EVERYTHING, namespace="other")
+    for kind in one.everything.kinds - NAMESPACED_KINDS:
+        assert one.everything.names(kind).isdisjoint(other.everything.names(kind))
+    beside = render(EVERYTHING, namespace="one", release="second")
     mine = {(o["kind"], o["metadata"]["name"]) for o in one.everything}
     assert mine.isdisjoint({(o["kind"], o["metadata"]["name"]) for o in beside.everything})
 

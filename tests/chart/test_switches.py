@@ -9,7 +9,17 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from support.kube.chart import NAMESPACED_KINDS, Release, render
+from support.kube.chart import (
+    CONTROLLER_RULES,
+    EVERYTHING,
+    GANG_RULES,
+    KUEUE_RULES,
+    NAMESPACED_KINDS,
+    Release,
+    allowed,
+    read_rules,
+    render,
+)
 from trainjob.cli import main
 
 
@@ -134,6 +144,44 @@ def test_permissions_for_gangs_only_where_they_are(
     assert ("--gangs" in release.container["args"]) == is_on
 
 
+POLICIES = "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
+
+
+@pytest.mark.parametrize(
+    ("enabled", "served", "namespace", "is_on"),
+    [
+        ("auto", "", "", False),
+        ("auto", "admissionregistration.k8s.io/v1", "", False),  # Kubernetes 1.29 has it for webhooks
+        ("auto", POLICIES, "", True),
+        ("auto", POLICIES, "training", False),
+        (True, "", "training", True),
+        (False, POLICIES, "", False),
+    ],
+)
+def test_an_admission_policy_where_the_cluster_has_them(
+    enabled: str | bool, served: str, namespace: str, is_on: bool
+) -> None:
+    values = {"admissionPolicy": {"enabled": enabled}, "watch": {"namespace": namespace}}
+    release = render({**values, "serviceAccount": {"name": "account"}}, served=served)
+    kinds = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert release.objects.kinds & kinds == (kinds if is_on else set())
+    if is_on:
+        policy = release.objects.one("ValidatingAdmissionPolicy")
+        binding = release.objects.one("ValidatingAdmissionPolicyBinding")["spec"]
+        (condition,) = policy["spec"]["matchConditions"]
+        assert "system:serviceaccount:trainjob-system:account" in condition["expression"]
+        assert (binding["policyName"], binding["validationActions"]) == (policy["metadata"]["name"], ["Deny"])
+
+
+def test_the_admission_policy_has_all_that_the_controller_may_make_but_events_and_leases() -> None:
+    policy = render({"admissionPolicy": {"enabled": True}}).objects.one("ValidatingAdmissionPolicy")
+    every = policy["spec"]["matchConstraints"]["resourceRules"]
+    seen = {(group, resource) for r in every for group in r["apiGroups"] for resource in r["resources"]}
+    rules = [*CONTROLLER_RULES, *KUEUE_RULES, *GANG_RULES, *read_rules("own")]
+    made = {(group, resource) for group, resource, verb in allowed(rules) if verb == "create"}
+    assert seen == made - {("", "events"), ("coordination.k8s.io", "leases")}
+
+
 def test_roles_for_people_aggregate() -> None:
     def targets(name: str) -> set[str]:
         labels = render().objects.one("ClusterRole", f"trainjob:trainjob-system:{name}")["metadata"]["labels"]
@@ -156,7 +204,8 @@ def test_roles_for_people_aggregate() -> None:
     ],
 )
 def test_all_pods_have_the_same_image(values: dict[str, str], image: str) -> None:
-    release = render({"image": {**values, "pullPolicy": "Always"}, "imagePullSecrets": [{"name": "key"}]})
+    every = {"image": {**values, "pullPolicy": "Always"}, "imagePullSecrets": [{"name": "key"}]}
+    release = render({**EVERYTHING, **every})
     for spec in pod_specs(release):
         assert {c["image"] for c in spec["containers"]} == {image}
         assert {c["imagePullPolicy"] for c in spec["containers"]} == {"Always"}
@@ -165,12 +214,12 @@ def test_all_pods_have_the_same_image(values: dict[str, str], image: str) -> Non
 
 def test_all_pods_may_be_placed() -> None:
     placement = {"nodeSelector": {"pool": "infra"}, "tolerations": [{"key": "infra", "operator": "Exists"}]}
-    for spec in pod_specs(render(placement)):
+    for spec in pod_specs(render({**EVERYTHING, **placement})):
         assert placement.items() <= spec.items()
 
 
 def test_all_pods_pass_restricted_pod_security() -> None:
-    for spec in pod_specs(render()):
+    for spec in pod_specs(render(EVERYTHING)):
         assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         for container in spec["containers"]:
             assert container["securityContext"] == {
@@ -286,7 +335,7 @@ def test_the_controller_takes_its_arguments(values: dict[str, Any]) -> None:
 def pod_specs(release: Release) -> list[dict[str, Any]]:
     return [
         release.pod["spec"],
-        release.hooks("pre-install").one("Job")["spec"]["template"]["spec"],
+        *(job["spec"]["template"]["spec"] for job in release.everything if job["kind"] == "Job"),
         release.hooks("test").one("Pod")["spec"],
     ]
 

@@ -20,6 +20,7 @@ from support.kube.chart import refusal, render
         ({"logFormat": "xml"}, ["/logFormat", "'plain', 'json'"]),
         ({"kueue": {"enabled": "yes"}}, ["/kueue/enabled", "'auto', true, false"]),
         ({"gangs": {"enabled": "yes"}}, ["/gangs/enabled", "'auto', true, false"]),
+        ({"admissionPolicy": {"enabled": "yes"}}, ["/admissionPolicy/enabled", "'auto', true, false"]),
         ({"crd": {"install": "yes"}}, ["/crd/install", "want boolean"]),
         ({"watch": {"namespace": "Team_A"}}, ["/watch/namespace", "does not match pattern"]),
         ({"fullnameOverride": "a" * 54}, ["/fullnameOverride", "maxLength"]),

@@ -86,6 +86,15 @@ Not empty if jobs may have PodGroups.
 {{- end }}
 
 {{/*
+Not empty if a policy narrows what the controller's account may do.
+*/}}
+{{- define "trainjob.admissionPolicy" -}}
+{{- $served := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" }}
+{{- $auto := and $served (not .Values.watch.namespace) }}
+{{- if ternary $auto .Values.admissionPolicy.enabled (eq (toString .Values.admissionPolicy.enabled) "auto") }}true{{ end }}
+{{- end }}
+
+{{/*
 The image with its digest, or else its tag.
 */}}
 {{- define "trainjob.image" -}}

@@ -50,7 +50,7 @@ ELSEWHERE = {
     r"helm upgrade .*serviceMonitor": "needs the Prometheus operator; tests/chart holds what is created",
     r"kubectl .*(logs|exec|port-forward) ": "need pods that run: tests/e2e/node",
     r"kubectl top node": "needs the metrics server",
-    r"kubectl get (tfjobs|workloads)": "need Kubeflow's or Kueue's kinds",
+    r"kubectl (get|patch) (tfjobs|workloads?)": "need Kubeflow's or Kueue's kinds",
 }
 """What isn't run here, and why or where."""
 

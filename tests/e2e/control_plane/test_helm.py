@@ -5,8 +5,10 @@ Pods don't run here; `tests/e2e/node/test_install.py` has what needs them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,6 +23,7 @@ from testbed.waiting import until
 
 from support.kube.chart import CHART, ROOT
 from support.kube.helm import CRD, Helm, columns_of, later_chart, own_plane, version_of
+from support.kube.real_kube import await_crd
 
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
 LATER = "99.0.0"
@@ -100,6 +103,7 @@ def test_life_of_a_release(helm: Helm, tmp_path: Path) -> None:
     assert not of_release(
         helm, "deployments,services,roles,rolebindings,networkpolicies,poddisruptionbudgets"
     )
+    assert not of_release(helm, "validatingadmissionpolicies,validatingadmissionpolicybindings")
     assert not cluster_roles(helm)
     assert version_of(helm.crd()) == LATER
 
@@ -197,3 +201,165 @@ def _may(helm: Helm, verb: str, what: str, namespace: str) -> bool:
         if error.status == 1:
             return False
         raise
+
+
+OWNER = {
+    "apiVersion": "trainjob.dev/v1alpha1",
+    "kind": "TrainJob",
+    "name": "digits",
+    "uid": "1",
+    "controller": True,
+}
+OWNED = {"ownerReferences": [OWNER]}
+POD = {"spec": {"containers": [{"name": "trainer", "image": "example.com/digits:1"}]}}
+PROGRAM = f"trainjob-agent-{'0' * 64}"
+CLAIM = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
+
+
+def pod(**metadata: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "new", **metadata}, **POD}
+
+
+def made(kind: str, name: str, api: str = "v1", **fields: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": api,
+        "kind": kind,
+        "metadata": {"name": name, **fields.pop("metadata", {})},
+        **fields,
+    }
+
+
+REPLICA_SET = OWNER | {"apiVersion": "apps/v1", "kind": "ReplicaSet"}
+NAMESAKE = OWNER | {"apiVersion": "trainer.kubeflow.org/v1alpha1"}
+POLICY = {"spec": {"podSelector": {}}}
+
+
+REQUESTS: list[tuple[list[str], dict[str, Any] | None, str, bool]] = [
+    (["create"], pod(), "", False),
+    (["create"], pod(**OWNED), "", True),
+    (["create"], pod(ownerReferences=[REPLICA_SET]), "", False),
+    (["create"], pod(ownerReferences=[NAMESAKE]), "", False),
+    (["create"], pod(ownerReferences=[OWNER | {"controller": False}]), "", False),
+    (["create"], pod(**OWNED), "kube-system", False),
+    (["create"], pod(**OWNED), "kube-public", False),
+    (["create"], made("ConfigMap", "any"), "", False),
+    (["create"], made("ConfigMap", "any", metadata=OWNED), "", False),
+    (["create"], made("ConfigMap", f"{PROGRAM[:-1]}1"), "", True),
+    (["create"], made("ConfigMap", f"{PROGRAM[:-1]}1"), "kube-system", False),
+    (["create"], made("ConfigMap", f"{PROGRAM}1"), "", False),
+    (["create"], made("Secret", "any"), "", False),
+    (["create"], made("Secret", "any", metadata=OWNED), "", True),
+    (["create"], made("Secret", "trainjob-agent-key"), "own", True),
+    (["create"], made("Secret", "trainjob-agent-key"), "", False),
+    (["create"], made("Service", "any", spec={"clusterIP": "None"}), "", False),
+    (["create"], made("Service", "any", metadata=OWNED, spec={"clusterIP": "None"}), "", True),
+    (["create"], made("PersistentVolumeClaim", "any", **CLAIM), "", False),
+    (["create"], made("PersistentVolumeClaim", "digits-output", **CLAIM), "", True),
+    (["create"], made("NetworkPolicy", "any", "networking.k8s.io/v1", **POLICY), "", False),
+    (["create"], made("NetworkPolicy", "any", "networking.k8s.io/v1", metadata=OWNED, **POLICY), "", True),
+    (["delete", "pod", "foreign"], None, "", False),
+    (["delete", "pod", "owned"], None, "", True),
+    (["delete", "secret", "foreign"], None, "", False),
+    (["delete", "secret", "owned"], None, "", True),
+    (["delete", "configmap", "foreign"], None, "", False),
+    (["delete", "configmap", PROGRAM], None, "", True),
+    (["delete", "secret", "foreign"], None, "own", False),
+    (["label", "pod", "foreign", "a=b"], None, "", False),
+    (["label", "pod", "owned", "a=b"], None, "", True),
+    (["patch", "pod", "foreign", "-p", json.dumps({"metadata": OWNED})], None, "", False),
+]
+"""The words of kubectl, an object, the namespace, and whether the policy lets it pass."""
+
+
+def test_what_a_stolen_account_of_the_controller_can_do(helm: Helm) -> None:
+    cluster, others = helm.cluster, helm.cluster.create_namespace("others")
+    helm.run_with_hook("install", "trainjob", CHART)
+    cluster.apply(JOB, namespace=others)
+    owner = OWNER | {"uid": cluster.get("tj", "digits", namespace=others)["metadata"]["uid"]}
+    for kind, name, more in (
+        ("Pod", "foreign", POD),
+        ("Secret", "foreign", {}),
+        ("ConfigMap", "foreign", {}),
+    ):
+        cluster.apply(made(kind, name, **more), namespace=others)
+    for kind, more in (("Pod", POD), ("Secret", {})):
+        cluster.apply(made(kind, "owned", metadata={"ownerReferences": [owner]}, **more), namespace=others)
+    cluster.apply(made("ConfigMap", PROGRAM), namespace=others)
+    cluster.apply(made("Secret", "foreign"), namespace=helm.namespace)
+
+    def is_accepted(words: list[str], manifest: dict[str, Any] | None, namespace: str) -> bool:
+        where = {"": others, "own": helm.namespace}.get(namespace, namespace)
+        account = f"--as=system:serviceaccount:{helm.namespace}:trainjob"
+        command = [*words, "--dry-run=server", account, "-n", where]
+        try:
+            if manifest is None:
+                cluster.kubectl(*command)
+            else:
+                cluster.kubectl(*command, "-f", "-", stdin=json.dumps(manifest))
+        except KubectlError as error:
+            if "the controller of TrainJobs" in str(error):
+                return False
+            raise
+        return True
+
+    until(lambda: not is_accepted(["create"], pod(), ""), what="the policy in force", seconds=60)
+    for words, manifest, namespace, is_right in REQUESTS:
+        assert is_accepted(words, manifest, namespace) == is_right, (words, manifest, namespace)
+    helm.run("uninstall", "trainjob")
+
+
+WORKLOADS = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: workloads.kueue.x-k8s.io
+  annotations: {api-approved.kubernetes.io: unapproved}
+spec:
+  group: kueue.x-k8s.io
+  scope: Namespaced
+  names: {kind: Workload, plural: workloads}
+  versions:
+  - name: v1beta2
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+"""
+
+
+def test_after_an_uninstall_namespaces_with_queued_jobs_can_be_deleted(helm: Helm) -> None:
+    cluster, finalizer = helm.cluster, "kueue.x-k8s.io/resource-in-use"
+    free = json.dumps({"metadata": {"finalizers": None}})
+    cluster.apply(WORKLOADS)
+    await_crd(cluster, "workloads.kueue.x-k8s.io")
+    helm.run_with_hook("install", "trainjob", CHART)
+    jobs, others = cluster.create_namespace("queued"), cluster.create_namespace("others")
+    cluster.apply(JOB, namespace=jobs)
+    owner = OWNER | {"uid": cluster.get("tj", "digits", namespace=jobs)["metadata"]["uid"]}
+    labels = {"kueue.x-k8s.io/job-uid": owner["uid"], "trainjob.dev/job": "digits"}
+    for name, namespace, meta in (
+        ("a", jobs, {"labels": labels, "ownerReferences": [owner]}),
+        (
+            "b",
+            jobs,
+            {"labels": labels, "ownerReferences": [owner], "finalizers": ["example.com/mine", finalizer]},
+        ),
+        ("c", others, {"labels": {"kueue.x-k8s.io/job-uid": "of-a-batch-job"}}),
+    ):
+        workload = made("Workload", name, "kueue.x-k8s.io/v1beta2")
+        workload["metadata"] |= {"namespace": namespace, "finalizers": [finalizer], **meta}
+        cluster.apply(workload)
+    try:
+        assert f"took {finalizer} off 2 Workloads" in helm.run_with_hook("uninstall", "trainjob")
+        left = cluster.get("workloads", namespace=jobs)["items"]
+        assert [each["metadata"].get("finalizers") for each in left] == [None, ["example.com/mine"]]
+        (other,) = cluster.get("workloads", namespace=others)["items"]
+        assert other["metadata"]["finalizers"] == [finalizer]
+        assert not cluster_roles(helm)
+        assert not of_release(helm, "jobs,serviceaccounts")
+        cluster.kubectl("patch", "workload", "b", "-n", jobs, "--type=merge", "-p", free)
+        cluster.kubectl("delete", "namespace", jobs, "--timeout=60s")
+    finally:
+        for each in cluster.get("workloads", namespace=others)["items"]:
+            name = each["metadata"]["name"]
+            cluster.kubectl("patch", "workload", name, "-n", others, "--type=merge", "-p", free)
+        cluster.delete("crd", "workloads.kueue.x-k8s.io")

@@ -40,7 +40,8 @@ OWN_RULES = [{**rule, "resourceNames": []} for rule in read_rules("own")]
 KUEUE_RULES, KUEUE_CLUSTER_RULES, GANG_RULES = map(read_rules, ("kueue", "kueue-cluster", "gang"))
 
 MONITORED = {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboards")}
-"""All that is off by default."""
+EVERYTHING = {**MONITORED, **{name: {"enabled": True} for name in ("kueue", "gangs", "admissionPolicy")}}
+"""All that is off by default, or where the cluster doesn't serve it."""
 
 
 class Objects(list[Manifest]):

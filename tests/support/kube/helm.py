@@ -52,11 +52,11 @@ class Helm:
         return str(done.stdout)
 
     def run_with_hook(self, verb: str, release: str, *args: str | Path) -> str:
-        """Install or upgrade: returns what the hook's program said, once all of it is done."""
+        """Install, upgrade or uninstall: returns what the hook's program said, once all of it is done."""
         command = self._command(verb, release, *args, "--timeout", "60s")
         with subprocess.Popen(command, **self._options()) as helm:
             try:
-                said = self._be_the_kubelet(release, helm)
+                said = self._be_the_kubelet(release, "uninstall" if verb == "uninstall" else "crd", helm)
                 _, errors = helm.communicate(timeout=HOOK_SECONDS)
             finally:
                 helm.kill()
@@ -69,12 +69,13 @@ class Helm:
     def crd(self) -> dict[str, Any]:
         return self.cluster.get("crd", CRD)
 
-    def _be_the_kubelet(self, release: str, helm: subprocess.Popen[str]) -> str:
+    def _be_the_kubelet(self, release: str, hook: str, helm: subprocess.Popen[str]) -> str:
         pods: list[dict[str, Any]] = []
 
         def look() -> bool:
             assert helm.poll() is None, f"helm ended before its hook: {helm.communicate()[1]}"
-            pods[:] = self.cluster.get("pods", namespace=self.namespace, selector=_selector(release))["items"]
+            selector = f"app.kubernetes.io/instance={release},app.kubernetes.io/component={hook}"
+            pods[:] = self.cluster.get("pods", namespace=self.namespace, selector=selector)["items"]
             return bool(pods)
 
         until(look, what="a pod of the hook's Job", seconds=HOOK_SECONDS)
@@ -86,15 +87,19 @@ class Helm:
 
     def _run_program(self, spec: dict[str, Any]) -> str:
         (container,) = spec["containers"]
-        volume = next(v for v in spec["volumes"] if "configMap" in v)
-        data = self.cluster.get("configmap", volume["configMap"]["name"], namespace=self.namespace)["data"]
-        file = self.folder / "crd.yaml"
-        file.write_text(data["crd.yaml"])
+        args = container["args"]
+        for volume in (v for v in spec.get("volumes", ()) if "configMap" in v):
+            data = self.cluster.get("configmap", volume["configMap"]["name"], namespace=self.namespace)[
+                "data"
+            ]
+            file = self.folder / "crd.yaml"
+            file.write_text(data["crd.yaml"])
+            name, path = args
+            assert path == f"{container['volumeMounts'][0]['mountPath']}/crd.yaml"
+            args = [name, file]
         access = self.cluster.kubeconfig_of(spec["serviceAccountName"], self.namespace, self.folder)
         _, *module = container["command"]
-        name, path = container["args"]
-        assert path == f"{container['volumeMounts'][0]['mountPath']}/crd.yaml"
-        done = run_installation("--kubeconfig", access, name, file, module=module)
+        done = run_installation("--kubeconfig", access, *args, module=module)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -140,7 +145,3 @@ def columns_of(crd: dict[str, Any]) -> list[str]:
 def version_of(crd: dict[str, Any]) -> str:
     version: str = crd["metadata"]["annotations"]["trainjob.dev/version"]
     return version
-
-
-def _selector(release: str) -> str:
-    return f"app.kubernetes.io/instance={release},app.kubernetes.io/component=crd"

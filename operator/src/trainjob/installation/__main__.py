@@ -1,12 +1,14 @@
-"""The programs of the chart's hooks: `python -m trainjob.installation crd|check`.
+"""The programs of the chart's hooks: `python -m trainjob.installation crd|check|workloads`.
 
-`crd` updates the CRD. `helm test` runs `check`: the controller is ready, and TrainJobs can be created.
+`crd` updates the CRD. `helm test` runs `check`: the controller is ready, and TrainJobs can be created. After
+an uninstall `workloads` takes Kueue's finalizer off the Workloads of jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ import yaml
 from trainjob.api.constants import API_VERSION, KIND, TRAINER_CONTAINER
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
-from trainjob.cluster.kube.resources import TRAINJOBS
-from trainjob.cluster.protocol import ClusterError
+from trainjob.cluster.kube.informer import Scope, Seen, list_all
+from trainjob.cluster.kube.resources import TRAINJOBS, Resource
+from trainjob.cluster.protocol import ClusterError, Conflict, NotFound
+from trainjob.core.integrations.kueue import Kueue
+from trainjob.core.names import LABEL_JOB
 from trainjob.installation.crd_update import InstallationFailed, install_crd
 
 _REQUEST_SECONDS = 10.0
@@ -78,6 +83,42 @@ async def check_api(api: ApiClient, namespace: str, *, say: Callable[[str], None
     say(f"the API server accepts TrainJobs in {namespace}")
 
 
+async def release_workloads(
+    api: ApiClient, namespace: str | None, *, say: Callable[[str], None], patience_seconds: float = 60
+) -> None:
+    """Take Kueue's finalizer off the Workloads of jobs, so that jobs and namespaces can be deleted.
+
+    Raises:
+        InstallationFailed: the API server refuses it or can't be reached, or something puts it on again.
+    """
+    (kind,) = (kind for kind in Kueue.KINDS if kind.finalizer)
+    released = set[str]()
+    try:
+        async with asyncio.timeout(patience_seconds):
+            for version in kind.versions:
+                resource = Resource(kind.group, version, kind.plural, kind.kind)
+                with suppress(NotFound):  # this version isn't served
+                    while found := [
+                        seen.manifest["metadata"]
+                        async for seen in list_all(
+                            api, Scope(resource, namespace, LABEL_JOB), metadata_only=True
+                        )
+                        if isinstance(seen, Seen)
+                        and kind.finalizer in seen.manifest["metadata"].get("finalizers", ())
+                    ]:
+                        for meta in found:
+                            kept = {key: meta[key] for key in ("uid", "resourceVersion")}
+                            others = [each for each in meta["finalizers"] if each != kind.finalizer]
+                            patch = {"metadata": {**kept, "finalizers": others}}
+                            with suppress(NotFound, Conflict):  # the next list shows what is left
+                                await api.patch(resource, meta["namespace"], meta["name"], patch)
+                                released.add(meta["uid"])
+    except (ClusterError, TimeoutError) as error:
+        why = str(error) or "something puts it on again and again"
+        raise InstallationFailed(f"Workloads of TrainJobs still have {kind.finalizer}: {why}") from error
+    say(f"took {kind.finalizer} off {len(released)} Workloads of TrainJobs")
+
+
 @click.group()
 @click.option(
     "--kubeconfig", type=click.Path(path_type=Path), help="Outside of a pod: where the API server is."
@@ -118,6 +159,19 @@ def check(access: Access, url: str, namespace: str) -> None:
             await check_api(api, namespace, say=click.echo)
 
     _run(check_both())
+
+
+@main.command()
+@click.option("--namespace", help="The namespace of the controller's TrainJobs; every namespace without it.")
+@click.pass_obj
+def workloads(access: Access, namespace: str | None) -> None:
+    """Take Kueue's finalizer off the Workloads of TrainJobs: without a controller nobody else does."""
+
+    async def release() -> None:
+        async with ApiClient(access, connections=1) as api:
+            await release_workloads(api, namespace, say=click.echo)
+
+    _run(release())
 
 
 def _run(work: Coroutine[None, None, None]) -> None:
