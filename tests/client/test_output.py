@@ -10,9 +10,11 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import websocket
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +35,8 @@ from trainjob.client.output import (
     why_not_running,
 )
 from trainjob.client.view import read_job
-from trainjob.cluster.kube.exec import Executed
+from trainjob.cluster.kube.exec import Executed, RunningProgram
+from trainjob.cluster.protocol import RequestFailure
 
 # Archives.
 
@@ -312,6 +315,27 @@ def test_a_path_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path
         with pytest.raises(NoSuchPath) as problem:
             receive("digits", Played(archive_of(root, paths=[path])), tmp_path)
         golden(str(problem.value))
+
+
+class Flood:
+    """A connection over which a program complains without end, and what its last frames are."""
+
+    def __init__(self, frames: int) -> None:
+        self._frames = iter(
+            [b"\2" + b"x" * 10_000] * frames + [b"\2\nOSError: a", b'\3{"status": "Failure"}']
+        )
+
+    def recv_data_frame(self, **_: object) -> tuple[int, Any]:
+        data = next(self._frames, None)
+        opcode = websocket.ABNF.OPCODE_CLOSE if data is None else websocket.ABNF.OPCODE_BINARY
+        return opcode, SimpleNamespace(data=data)
+
+
+def test_of_endless_complaints_the_last_are_kept() -> None:
+    program = RunningProgram(Flood(1000), RequestFailure("create", "pods/exec", "pod", "server"))
+    assert program.read() == b""
+    assert program.result.complaint.endswith("\nOSError: a")
+    assert len(program.result.complaint) <= 1 << 16
 
 
 # The pod.
