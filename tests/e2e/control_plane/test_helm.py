@@ -359,7 +359,7 @@ def test_after_an_uninstall_namespaces_with_queued_jobs_can_be_deleted(helm: Hel
         cluster.kubectl("patch", "workload", "b", "-n", jobs, "--type=merge", "-p", free)
         cluster.kubectl("delete", "namespace", jobs, "--timeout=60s")
     finally:
-        for each in cluster.get("workloads", namespace=others)["items"]:
-            name = each["metadata"]["name"]
-            cluster.kubectl("patch", "workload", name, "-n", others, "--type=merge", "-p", free)
+        for each in json.loads(cluster.kubectl("get", "workloads", "-A", "-o", "json"))["items"]:
+            name, namespace = each["metadata"]["name"], each["metadata"]["namespace"]
+            cluster.kubectl("patch", "workload", name, "-n", namespace, "--type=merge", "-p", free)
         cluster.delete("crd", "workloads.kueue.x-k8s.io")

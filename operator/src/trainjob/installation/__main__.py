@@ -83,6 +83,24 @@ async def check_api(api: ApiClient, namespace: str, *, say: Callable[[str], None
     say(f"the API server accepts TrainJobs in {namespace}")
 
 
+async def _take_off(api: ApiClient, scope: Scope, finalizer: str) -> set[str]:
+    """Take the finalizer off all objects of the scope, and return their uids."""
+    done = set[str]()
+    while True:
+        seen = [each async for each in list_all(api, scope, metadata_only=True) if isinstance(each, Seen)]
+        metas = [each.manifest["metadata"] for each in seen]
+        left = [meta for meta in metas if finalizer in meta.get("finalizers", ())]
+        if not left:
+            return done
+        for meta in left:
+            kept = {key: meta[key] for key in ("uid", "resourceVersion")}
+            others = [each for each in meta["finalizers"] if each != finalizer]
+            patch = {"metadata": {**kept, "finalizers": others}}
+            with suppress(NotFound, Conflict):  # the next list shows what is left
+                await api.patch(scope.resource, meta["namespace"], meta["name"], patch)
+                done.add(meta["uid"])
+
+
 async def release_workloads(
     api: ApiClient, namespace: str | None, *, say: Callable[[str], None], patience_seconds: float = 60
 ) -> None:
@@ -97,22 +115,11 @@ async def release_workloads(
         async with asyncio.timeout(patience_seconds):
             for version in kind.versions:
                 resource = Resource(kind.group, version, kind.plural, kind.kind)
-                with suppress(NotFound):  # this version isn't served
-                    while found := [
-                        seen.manifest["metadata"]
-                        async for seen in list_all(
-                            api, Scope(resource, namespace, LABEL_JOB), metadata_only=True
-                        )
-                        if isinstance(seen, Seen)
-                        and kind.finalizer in seen.manifest["metadata"].get("finalizers", ())
-                    ]:
-                        for meta in found:
-                            kept = {key: meta[key] for key in ("uid", "resourceVersion")}
-                            others = [each for each in meta["finalizers"] if each != kind.finalizer]
-                            patch = {"metadata": {**kept, "finalizers": others}}
-                            with suppress(NotFound, Conflict):  # the next list shows what is left
-                                await api.patch(resource, meta["namespace"], meta["name"], patch)
-                                released.add(meta["uid"])
+                try:
+                    released |= await _take_off(api, Scope(resource, namespace, LABEL_JOB), kind.finalizer)
+                except ClusterError as error:
+                    if error.failure.code != 404:  # this version isn't served
+                        raise
     except (ClusterError, TimeoutError) as error:
         why = str(error) or "something puts it on again and again"
         raise InstallationFailed(f"Workloads of TrainJobs still have {kind.finalizer}: {why}") from error
