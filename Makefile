@@ -101,14 +101,14 @@ clean:  ## Remove the environment and the runs.
 
 LOCKED := uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml
 
-# Beside what the tests need it takes nothing away. Python's UTF-8 mode is for folders such as /home/jürgen.
+# Beside what the tests need it takes nothing away. The locale is for folders such as /home/jürgen.
 $(READY): $(LOCKED) | $(UV)
-	PYTHONUTF8=1 $(UV) sync --locked --compile-bytecode $(if $(wildcard $(SYNCED)),--inexact) --no-dev --group examples \
+	LC_ALL=C.UTF-8 $(UV) sync --locked --compile-bytecode $(if $(wildcard $(SYNCED)),--inexact) --no-dev --group examples \
 	    --extra $(TENSORFLOW)
 	@rm -f $(filter-out $(SYNCED),$(wildcard .venv/.ready-* .venv/.synced-*)) && touch $@
 
 $(SYNCED): $(LOCKED) | $(UV)
-	PYTHONUTF8=1 $(UV) sync --locked --compile-bytecode --extra $(TENSORFLOW) --group docs
+	LC_ALL=C.UTF-8 $(UV) sync --locked --compile-bytecode --extra $(TENSORFLOW) --group docs
 	@rm -f .venv/.ready-* .venv/.synced-* && touch $(READY) $@
 
 $(OLDEST): uv.lock pyproject.toml trainer/pyproject.toml | $(UV)
