@@ -4,6 +4,11 @@
 # With it, as in many images, each of a thousand processes would compile the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# In the locale C Python can't read the name of a folder such as /home/jürgen.
+ifneq ($(filter C POSIX,$(LC_ALL)),)
+export LC_ALL := C.UTF-8
+endif
+
 # Which TensorFlow to install: `cpu`, or `gpu` (with CUDA) on a machine with an NVIDIA GPU.
 TENSORFLOW ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 UV := $(shell command -v uv || echo .uv/bin/uv)
@@ -101,7 +106,7 @@ clean:  ## Remove the environment and the runs.
 
 LOCKED := uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml
 
-# Beside what the tests need it takes nothing away. The locale is for folders such as /home/jürgen.
+# Beside what the tests need it takes nothing away. uv starts a Python that would be in the locale C.
 $(READY): $(LOCKED) | $(UV)
 	LC_ALL=C.UTF-8 $(UV) sync --locked --compile-bytecode $(if $(wildcard $(SYNCED)),--inexact) --no-dev --group examples \
 	    --extra $(TENSORFLOW)
