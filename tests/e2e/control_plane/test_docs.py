@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -250,8 +251,9 @@ def shell(plane: Cluster, player: Player, tmp_path: Path) -> Shell:
     folder = tmp_path / "work"
     for name in ("src", "images"):
         (folder / name).mkdir(parents=True)
-    for name in ("charts", "examples", "manifests"):
+    for name in ("charts", "manifests"):
         (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("runs"))
     for name, text in {"train.py": SCRIPT, "job.yaml": JOB, "src/model.py": ""}.items():
         (folder / name).write_text(text)
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
