@@ -339,7 +339,7 @@ async def provoke(kube: KubeCluster, namespace: str) -> None:
 
 def _new(manifest: Manifest) -> Manifest:
     meta = manifest["metadata"]
-    return {key: meta[key] for key in ("name", "namespace", "labels", "ownerReferences")}
+    return {"name": meta["name"], "namespace": meta["namespace"], "labels": meta["labels"]}
 
 
 async def test_a_restart_with_many_jobs_writes_nothing(
