@@ -13,7 +13,7 @@ from typing import Any
 from testbed import Cluster
 from testbed.waiting import until
 
-from support.kube.chart import CONTROLLER_RULES, Manifest, render
+from support.kube.chart import CONTROLLER_RULES, Manifest
 from support.kube.kube_cluster import open_kube
 from trainjob.cluster import ClusterError
 from trainjob.cluster.kube.client import ApiClient
@@ -26,14 +26,7 @@ ACCOUNT = "controller"
 
 
 def install_crd(cluster: Cluster) -> None:
-    """TrainJobs are served, and the chart's policy narrows each account that `grant` makes."""
     cluster.apply(REPOSITORY / "manifests" / "crd" / "crd.yaml")
-    release = render({"admissionPolicy": {"enabled": True}}, release="tests")  # no name of a real release
-    policy = release.objects.one("ValidatingAdmissionPolicy")
-    (condition,) = policy["spec"]["matchConditions"]
-    condition["expression"] = f"request.userInfo.username.endsWith(':{ACCOUNT}')"
-    cluster.apply(policy)
-    cluster.apply(release.objects.one("ValidatingAdmissionPolicyBinding"))
     await_crd(cluster, "trainjobs.trainjob.dev")
 
 
