@@ -50,13 +50,14 @@ def rows() -> list[list[str]]:
     return [line.split() for line in result.stdout.splitlines()[1:]]
 
 
+def be_away(folder: Path) -> None:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
+
+
 def test_a_finished_run_is_complete_where_its_folder_cannot_be_looked_at_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(folder: Path) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
-
-    monkeypatch.setattr("trainjob.client.local_run.results_in", fail)
+    monkeypatch.setattr("trainjob.client.local_run.results_in", be_away)
     result = call("run", str(write_job(tmp_path)), "--folder", str(tmp_path / "runs"))
     assert result.exit_code == 0, result.output
     assert "is complete" in result.output
@@ -65,10 +66,7 @@ def test_a_finished_run_is_complete_where_its_folder_cannot_be_looked_at_afterwa
 def test_a_run_whose_folder_is_away_says_so_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(folder: Path) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
-
-    monkeypatch.setattr("trainjob.client.local_run.read_run_folder", fail)
+    monkeypatch.setattr("trainjob.client.local_run.read_run_folder", be_away)
     result = call("run", str(write_job(tmp_path)), "--folder", str(tmp_path / "runs"))
     assert result.exit_code == 1
     (line,) = result.output.splitlines()[-1:]

@@ -411,5 +411,12 @@ def test_settings_of_a_loss_scale_are_those_of_the_optimizer_within() -> None:
     assert settings_of(outer) == {"learning_rate": 0.1, "initial_scale": 8.0}
 
 
+def test_an_optimizer_that_cannot_say_its_settings_has_none() -> None:
+    def fail() -> None:
+        raise NotImplementedError("must override get_config()")
+
+    assert settings_of(SimpleNamespace(get_config=fail), seed=3) == {"seed": 3}
+
+
 def test_older_checkpoints_have_no_settings() -> None:
     assert describe_differences({}, WAS, OVER) == []

@@ -23,6 +23,13 @@ SET = tf.data.Dataset.from_tensor_slices((X, Y))
 BATCHES = SET.batch(BATCH)
 
 
+class OfATensor(keras.optimizers.schedules.LearningRateSchedule):
+    """A script's own schedule: it fails for a step that is a number, and has no `get_config`."""
+
+    def __call__(self, step: Any) -> Any:
+        return tf.zeros(step.shape)
+
+
 class Rows(keras.utils.PyDataset):
     def __len__(self) -> int:
         return ROWS // BATCH
@@ -209,8 +216,9 @@ def test_a_rate_is_changed_once_an_epoch_also_where_a_restart_is_within_one(
         (lambda rates: rates.CosineDecayRestarts(0.1, 4), ""),
         (lambda rates: rates.PiecewiseConstantDecay([4], [0.1, 0.0]), "0 after 8 steps, by"),
         (lambda _: 0.0, ""),
+        (lambda _: OfATensor(), ""),
     ],
-    ids=["ends early", "fits", "warm-up", "cycles", "by pieces", "a number"],
+    ids=["ends early", "fits", "warm-up", "cycles", "by pieces", "a number", "the script's own"],
 )
 def test_a_schedule_that_has_reached_zero_is_said_once(
     schedule: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -154,11 +154,15 @@ def refuse_finished(
 def settings_of(optimizer: Any, **others: Any) -> dict[str, Any]:
     """Return the settings of a training at its start, for `describe_differences`.
 
-    The optimizer is as the script compiled it: nothing has been restored. `others` are further settings by
-    name, such as the global batch; an unknown one is None, and left out.
+    The optimizer is as the script compiled it: nothing has been restored. Those of one that can't say its
+    config aren't known, such as one with a schedule of the script's own without `get_config`. `others` are
+    further settings by name, such as the global batch; an unknown one is None, and left out.
     """
     scaled = getattr(optimizer, "inner_optimizer", None)  # of a loss-scaling one, which mixed_float16 adds
-    configs = [one.get_config() for one in (optimizer, scaled) if one is not None]
+    try:
+        configs = [one.get_config() for one in (optimizer, scaled) if one is not None]
+    except Exception:  # noqa: BLE001 - whatever an optimizer or schedule of the user's own may raise
+        configs = []
     config = {name: value for one in configs for name, value in one.items()}
     simple = {name: value for name, value in config.items() if isinstance(value, (bool, int, float))}
     if isinstance(config.get("learning_rate"), Mapping):

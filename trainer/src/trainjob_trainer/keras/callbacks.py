@@ -116,10 +116,14 @@ class AtEnd(Scoring):
         )
 
     def _say_once_if_the_rate_stays_zero(self, steps_left: int) -> None:
-        """Give a notice of a schedule that has come to its end: a warm-up or a cycle leaves zero again."""
+        """Give a notice of a schedule that has come to its end: a warm-up or a cycle leaves zero again.
+
+        Only Keras's own are asked: a script's may take nothing but a tensor, or count its calls.
+        """
         optimizer = self.model.optimizer
         schedule = getattr(optimizer, "_learning_rate", None)
-        if self._has_rate_zero or not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        is_keras = type(schedule).__module__.startswith("keras.src.optimizers.schedules.")
+        if self._has_rate_zero or not is_keras:
             return
         done = int(optimizer.iterations)
         self._has_rate_zero = not any(
