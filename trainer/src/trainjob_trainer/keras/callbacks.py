@@ -121,7 +121,7 @@ class AtEnd(Scoring):
         Only Keras's own are asked: a script's may take nothing but a tensor, or count its calls.
         """
         optimizer = self.model.optimizer
-        schedule = getattr(optimizer, "_learning_rate", None)
+        schedule: Any = getattr(optimizer, "_learning_rate", None)
         is_keras = type(schedule).__module__.startswith("keras.src.optimizers.schedules.")
         if self._has_rate_zero or not is_keras:
             return
