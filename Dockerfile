@@ -4,10 +4,9 @@
 # Everything comes from uv.lock, by hash. Dependencies are a layer of their own: a changed source rebuilds only the
 # small layer above them.
 #
-# The base image is the tag's index for all platforms, by digest: 3.11.16 of September 2026. The tag moves with security
-# updates; take a new digest with each release of ours, and at least every month:
-#   docker buildx imagetools inspect docker.io/library/python:3.11-slim-bookworm --format '{{.Manifest.Digest}}'
-ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
+# The base image is the tag's index for all platforms, by digest. Dependabot proposes the next one, and reads it from a FROM only.
+ARG BASE_IMAGE=base
+FROM docker.io/library/python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS base
 
 # --- build: uv, the build backend and the lock file; nothing of it is in an image but what is copied out --------------
 FROM ${BASE_IMAGE} AS build

@@ -122,4 +122,4 @@ $(OLDEST): uv.lock pyproject.toml trainer/pyproject.toml | $(UV)
 
 .uv/bin/uv:
 	python3 -m venv .uv
-	.uv/bin/pip install --quiet 'uv>=0.8,<1'
+	.uv/bin/pip install --quiet --require-hashes --only-binary :all: -r build-tools.txt

@@ -1,11 +1,11 @@
 """Everything that a release publishes but the images, built into one folder.
 
-    python release/artifacts.py dist
+    python release/artifacts.py dist --operator sha256:...
 
 The release workflow publishes what this command writes, and tests/release checks it:
 
     python/              wheels and sdists of both packages
-    trainjob-V.tgz       the chart, packed by Helm
+    trainjob-V.tgz       the chart, packed by Helm; it names the operator's image by digest
     kubectl-trainjob.tar.gz, trainjob.yaml   the kubectl plugin and its krew manifest
     *.cdx.json           what each package brings along, as CycloneDX
     SHA256SUMS           of all of these
@@ -17,9 +17,11 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,16 @@ from versions import ROOT, read_version
 EXTRAS = {"trainjob": ("controller",), "trainjob-trainer": ("cpu",)}
 REPOSITORY = "trainjob/trainjob"
 PLUGIN = "kubectl-trainjob"
+ANNOTATION = "trainjob.dev/operator"
+HASHED = ("--build-constraints", ROOT / "build-tools.txt", "--require-hashes")
 
 
-def build(folder: Path, *, uv: Path, helm: Path, repository: str = REPOSITORY) -> None:
+def build(folder: Path, *, operator: str, uv: Path, helm: Path, repository: str = REPOSITORY) -> None:
     """Build everything into an empty folder.
 
     Args:
         folder: is created; must be empty.
+        operator: the digest of the operator's image that was tested: `sha256:` and 64 hexadecimal digits.
         uv: the program.
         helm: the program, version 3 or 4.
         repository: where the release can be downloaded: OWNER/NAME on GitHub.
@@ -48,7 +53,11 @@ def build(folder: Path, *, uv: Path, helm: Path, repository: str = REPOSITORY) -
         raise click.UsageError(f"{folder} is not empty: an older build could be published with this one")
     version = read_version()
     build_packages(folder / "python", uv)
-    _run(helm, "package", ROOT / "charts/trainjob", "--destination", folder)
+    with tempfile.TemporaryDirectory() as copy:
+        chart = shutil.copytree(ROOT / "charts/trainjob", Path(copy, "trainjob"))
+        described = chart / "Chart.yaml"
+        described.write_text(name_image(described.read_text(), operator))
+        _run(helm, "package", chart, "--destination", folder)
     for package, extras in EXTRAS.items():
         (folder / f"{package}.cdx.json").write_text(build_sbom(package, extras, uv))
     archive = pack_plugin(version)
@@ -57,6 +66,16 @@ def build(folder: Path, *, uv: Path, helm: Path, repository: str = REPOSITORY) -
     manifest = krew_manifest(version, uri, hashlib.sha256(archive).hexdigest(), repository)
     (folder / "trainjob.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False, width=110))
     (folder / "SHA256SUMS").write_text(sum_up(folder))
+
+
+def name_image(described: str, digest: str) -> str:
+    """Return Chart.yaml with the digest of the operator's image: `trainjob.image` takes it from there."""
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise click.UsageError(f"{digest!r} is no digest of an image: sha256: and 64 hexadecimal digits")
+    image = re.compile(r"^( +image: (.+/operator))(:[\d.]+)$", re.MULTILINE)
+    (found,) = image.finditer(described)
+    named = image.sub(rf"\1\3@{digest}", described)
+    return named.replace("\nannotations:\n", f"\nannotations:\n  {ANNOTATION}: {found[2]}@{digest}\n", 1)
 
 
 def sum_up(folder: Path) -> str:
@@ -69,7 +88,7 @@ def sum_up(folder: Path) -> str:
 def build_packages(folder: Path, uv: Path) -> None:
     """Build each package's sdist, and from that its wheel."""
     for package in ("trainer", "operator"):
-        _run(uv, "build", "--quiet", "--no-create-gitignore", "--out-dir", folder, ROOT / package)
+        _run(uv, "build", "--quiet", "--no-create-gitignore", *HASHED, "--out-dir", folder, ROOT / package)
 
 
 def build_sbom(package: str, extras: tuple[str, ...], uv: Path) -> str:
@@ -139,13 +158,14 @@ def _run(program: Path, *arguments: str | Path) -> str:
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--operator", required=True, help="The digest of the operator's image: sha256:...")
 @click.option("--helm", type=click.Path(path_type=Path), default=Path("helm"), help="Helm 3 or 4.")
 @click.option(
     "--repository", default=REPOSITORY, show_default=True, help="Where the release is downloaded from."
 )
-def main(folder: Path, helm: Path, repository: str) -> None:
+def main(folder: Path, operator: str, helm: Path, repository: str) -> None:
     """Build a release into FOLDER."""
-    build(folder.resolve(), uv=find_uv(), helm=helm, repository=repository)
+    build(folder.resolve(), operator=operator, uv=find_uv(), helm=helm, repository=repository)
 
 
 if __name__ == "__main__":

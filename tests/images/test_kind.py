@@ -88,6 +88,32 @@ def test_beside_the_testbeds_engine_the_images_are_those_that_it_names(tmp_path:
     assert run.of("kind load") == [f"kind load image-archive /images.tar {nodes}"]
 
 
+def test_images_of_a_registry_are_tested_as_they_are(tmp_path: Path) -> None:
+    given = {
+        "TRAINJOB_KIND_OPERATOR": "there/operator@sha256:1",
+        "TRAINJOB_KIND_TRAINER": "there/trainer@sha256:2",
+    }
+    run = Run(tmp_path, given=given)
+    assert run.of("docker pull") + run.of("docker tag") == [
+        "docker pull there/operator@sha256:1",
+        "docker pull there/trainer@sha256:2",
+        f"docker tag there/operator@sha256:1 {IMAGES[0]}",
+        f"docker tag there/trainer@sha256:2 {IMAGES[1]}",
+    ]
+    assert run.option("docker build", "--tag") == IMAGES[2:]
+    assert run.of("pytest")
+
+
+def test_an_image_that_is_not_there_is_not_replaced_by_another(tmp_path: Path) -> None:
+    given = {
+        "TRAINJOB_KIND_OPERATOR": "there/operator@sha256:1",
+        "TRAINJOB_KIND_TRAINER": "there/trainer@sha256:2",
+    }
+    run = Run(tmp_path, failing="docker pull", given=given)
+    assert run.status == 3
+    assert not run.of("pytest")
+
+
 def test_without_an_engine_it_runs_beside_the_testbeds(tmp_path: Path) -> None:
     run = Run(tmp_path, failing="docker info")
     assert run.calls == ["docker info", "python -m testbed kind -- tests/kind/run -k digits"]

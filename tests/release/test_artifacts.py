@@ -11,15 +11,17 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import click
 import pytest
 import yaml
-from artifacts import EXTRAS, PLUGIN, build, find_uv
+from artifacts import EXTRAS, HASHED, PLUGIN, build, find_uv, name_image
 from packaging.metadata import Metadata
 from testbed.programs import program
 
 from versions import ROOT, read_version
 
 VERSION = read_version()
+DIGEST = "sha256:" + "5e" * 32
 SOURCES = {"trainjob": ROOT / "operator", "trainjob_trainer": ROOT / "trainer"}
 JOB = """
 apiVersion: trainjob.dev/v1alpha1
@@ -36,7 +38,7 @@ spec:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release") / "dist"
-    build(folder, uv=find_uv(), helm=program("helm"))
+    build(folder, operator=DIGEST, uv=find_uv(), helm=program("helm"))
     return folder
 
 
@@ -114,7 +116,7 @@ def test_sdists_make_the_same_wheels_byte_by_byte(dist: Path, tmp_path: Path) ->
             archive.extractall(tmp_path, filter="data")
     (tmp_path / "again").mkdir()
     for folder in tmp_path.glob(f"*-{VERSION}"):
-        again = ("build", "--quiet", "--wheel", "--out-dir", tmp_path / "again", folder)
+        again = ("build", "--quiet", "--wheel", *HASHED, "--out-dir", tmp_path / "again", folder)
         subprocess.run([find_uv(), *again], check=True)
     for wheel in (dist / "python").glob("*.whl"):
         assert (tmp_path / "again" / wheel.name).read_bytes() == wheel.read_bytes()
@@ -191,6 +193,29 @@ def test_the_plugin_fetches_its_own_version(dist: Path, tmp_path: Path) -> None:
         assert said.stdout == f"{expected}\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "image"),
+    [
+        ("", f"ghcr.io/trainjob/operator@{DIGEST}"),
+        ("image.tag=mine", "ghcr.io/trainjob/operator:mine"),
+        ("image.repository=mirror.example/operator", f"mirror.example/operator:{VERSION}"),
+        (f"image.digest=sha256:{'0' * 64}", f"ghcr.io/trainjob/operator@sha256:{'0' * 64}"),
+    ],
+)
+def test_the_chart_names_the_image_that_was_tested(dist: Path, given: str, image: str) -> None:
+    command = [program("helm"), "template", "one", dist / f"trainjob-{VERSION}.tgz", "--kube-version=1.34"]
+    command += ["--set", given] if given else []
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    kinds = [one for one in yaml.safe_load_all(shown) if one["kind"] in ("Deployment", "Job")]
+    containers = [one for each in kinds for one in each["spec"]["template"]["spec"]["containers"]]
+    assert {one["image"] for one in containers} == {image}
+
+
+def test_a_chart_needs_the_digest_of_its_image() -> None:
+    with pytest.raises(click.UsageError, match="'latest' is no digest"):
+        name_image("", "latest")
+
+
 def test_the_chart_says_what_artifact_hub_shows(dist: Path) -> None:
     with tarfile.open(dist / f"trainjob-{VERSION}.tgz") as archive:
         described = yaml.safe_load(archive.extractfile("trainjob/Chart.yaml") or b"")
@@ -200,6 +225,6 @@ def test_the_chart_says_what_artifact_hub_shows(dist: Path) -> None:
     assert (shown["kind"], shown["name"]) == (crd["spec"]["names"]["kind"], crd["metadata"]["name"])
     assert shown["version"] == crd["spec"]["versions"][0]["name"]
     (image,) = annotations["artifacthub.io/images"]
-    assert image["image"] == f"ghcr.io/trainjob/operator:{VERSION}"
+    assert image["image"] == f"ghcr.io/trainjob/operator:{VERSION}@{DIGEST}"
     (example,) = annotations["artifacthub.io/crdsExamples"]
     assert example == yaml.safe_load((ROOT / "examples/digits.yaml").read_text())

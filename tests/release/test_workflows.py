@@ -75,17 +75,34 @@ def test_nothing_is_published_before_all_of_it_is_built_and_checked() -> None:
         direct = {needs} if isinstance(needs, str) else set(needs)
         return direct.union(*map(waits_for, direct)) if direct else set()
 
-    assert jobs["build"]["permissions"] == {"contents": "read"}
-    assert "make release-check" in str(jobs["build"]["steps"])
-    assert all("build" in waits_for(name) for name in jobs.keys() - {"build"})
+    assert jobs["check"]["permissions"] == {"contents": "read"}
+    assert "make release-check" in str(jobs["check"]["steps"])
+    assert all("check" in waits_for(name) for name in jobs.keys() - {"check"})
+    signing = {name for name, job in jobs.items() if "id-token" in job["permissions"]}
+    assert all(waits_for(name) >= {"try", "try-gpu"} for name in signing)
 
 
-def test_the_images_are_those_that_the_dockerfile_has() -> None:
-    matrix = WORKFLOWS["release"]["jobs"]["images"]["strategy"]["matrix"]["include"]
-    targets = {one["target"] for one in matrix}
-    assert targets == {"operator", "trainer"}
+def test_what_is_tested_and_named_is_what_was_built_once() -> None:
+    jobs = WORKFLOWS["release"]["jobs"]
+    building = [name for name, job in jobs.items() if "docker build" in str(job["steps"])]
+    assert building == ["images"]
+    built = set(re.findall(r"^ *build ([\w-]+ \w+) \w+$", jobs["images"]["steps"][-1]["run"], re.MULTILINE))
+    matrix = jobs["publish"]["strategy"]["matrix"]["include"]
+    assert {f"{one['image']} {one['repository']}" for one in matrix} == built
+    assert jobs["images"]["outputs"].keys() == {one.split()[0] for one in built}
     stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    assert targets <= set(stages)
+    assert {one.split()[1] for one in built} <= set(stages)
+    for name in ("try", "try-gpu", "dist", "publish"):
+        assert "needs.images.outputs" in str(jobs[name]["steps"])
+    assert "--operator" in str(jobs["dist"]["steps"])
+
+
+def test_dependabot_covers_what_is_pinned() -> None:
+    updates = yaml.safe_load((FOLDER / "dependabot.yml").read_text())["updates"]
+    assert {one["package-ecosystem"] for one in updates} == {"github-actions", "docker", "uv"}
+    assert all(one["cooldown"]["default-days"] >= 7 for one in updates)
+    (python,) = [one for one in updates if one["package-ecosystem"] == "docker"]
+    assert python["ignore"]
 
 
 @pytest.mark.parametrize(

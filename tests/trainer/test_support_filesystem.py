@@ -73,7 +73,12 @@ def test_one_machine_finds_what_it_has_written(mount: Callable[[], Any], tmp_pat
         it.write(root / "a" / "b" / "in", b"3")
         it.rename(root / "a" / "b", root / "a" / "c")
         it.sync(root / "a")
+        it.touch(root / "a")
         seen = [
+            it.changed(root / "a") is None,
+            it.changed(root / "none"),
+            it.changed(root / "a" / "two"),
+            error_of(lambda it=it, root=root: it.touch(root / "none")),
             sorted(it.names(root / "a")),
             it.names(root / "none"),
             [it.kind(root / "a" / name) for name in ("two", "c", "b", "two/under")],
@@ -92,6 +97,16 @@ def test_one_machine_finds_what_it_has_written(mount: Callable[[], Any], tmp_pat
         if it is real:
             expected = seen
     assert seen == expected
+
+
+@pytest.mark.parametrize(("mount", "shows"), [("disk", True), ("nfs", True), ("bucket", False)])
+def test_a_touch_shows_where_folders_have_a_time(mount: str, shows: bool) -> None:
+    it = files(MOUNTS[mount]())
+    it.make_folder(A)
+    before = it.changed(A)
+    it.touch(A)
+
+    assert (it.changed(A) != before) is shows
 
 
 @every_mount

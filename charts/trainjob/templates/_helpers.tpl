@@ -95,12 +95,15 @@ Not empty if a policy narrows what the controller's account may do.
 {{- end }}
 
 {{/*
-The image with its digest, or else its tag.
+The image with its digest, or else its tag. A published chart names the image that was tested with it.
 */}}
 {{- define "trainjob.image" -}}
+{{- $tested := index (.Chart.Annotations | default dict) "trainjob.dev/operator" | default "" }}
 {{- with .Values.image }}
 {{- if .digest }}
 {{- printf "%s@%s" .repository .digest }}
+{{- else if and (not .tag) (hasPrefix (printf "%s@" .repository) $tested) }}
+{{- $tested }}
 {{- else }}
 {{- printf "%s:%s" .repository (.tag | default $.Chart.AppVersion) }}
 {{- end }}

@@ -57,7 +57,7 @@ class File:
 
 @dataclass(eq=False)
 class Folder:
-    """An inode with names; `version` is its change attribute."""
+    """An inode with names; `version` is its change attribute, and stands for its time of modification."""
 
     entries: dict[str, Node] = field(default_factory=dict)
     durable: dict[str, Node] = field(default_factory=dict)
@@ -269,6 +269,14 @@ class Mount:
         """Return `file` or `folder`, and the bytes."""
         raise NotImplementedError
 
+    def utime(self, path: Path) -> None:
+        """Set a folder's time of modification to now."""
+        raise NotImplementedError
+
+    def mtime(self, path: Path) -> int:
+        """Open a folder, and return its time of modification."""
+        raise NotImplementedError
+
     def mkdir(self, path: Path) -> None:
         raise NotImplementedError
 
@@ -316,6 +324,12 @@ class LocalMount(Mount):
     def stat(self, path: Path) -> tuple[str, int]:
         node = self._node(path)
         return ("file", len(node.data)) if isinstance(node, File) else ("folder", 0)
+
+    def utime(self, path: Path) -> None:
+        self._folder(path).version += 1
+
+    def mtime(self, path: Path) -> int:
+        return self._folder(path).version
 
     def mkdir(self, path: Path) -> None:
         self._tree.make(self._folder(path.parent), path.name, Folder())
@@ -403,6 +417,23 @@ class NfsMount(Mount):
     def stat(self, path: Path) -> tuple[str, int]:
         node = self._again_if_stale(lambda: self._node(path))
         return ("file", len(node.data)) if isinstance(node, File) else ("folder", 0)
+
+    def utime(self, path: Path) -> None:
+        def touch() -> None:
+            folder = self._folder(path)
+            if folder.gone:
+                fail(errno.ESTALE, path)
+            folder.version += 1
+
+        self._again_if_stale(touch)
+
+    def mtime(self, path: Path) -> int:
+        def ask() -> int:
+            folder = self._folder(path)
+            self._revalidate(folder, anew=True)
+            return folder.version
+
+        return self._again_if_stale(ask)
 
     def mkdir(self, path: Path) -> None:
         def make() -> None:
@@ -639,6 +670,7 @@ class BucketMount(Mount):
     * A file appears as a whole when it is closed. mkdir succeeds for one only.
     * A file is renamed by copying and deleting. So is each object below a folder, one after the other, with
       `--rename-dir-limit` (`copies_folders`); without it a folder isn't renamed.
+    * A folder has no time of modification, and setting one succeeds.
     * fsync of a folder does nothing, and says so to nobody: the kernel takes ENOSYS for success.
     """
 
@@ -665,6 +697,13 @@ class BucketMount(Mount):
         if not self._generation(key):
             fail(errno.ENOENT, path)
         return "file", self._known[key][2]
+
+    def utime(self, path: Path) -> None:
+        self._need_folder(path)
+
+    def mtime(self, path: Path) -> int:
+        self._need_folder(path)
+        return 0
 
     def mkdir(self, path: Path) -> None:
         self._need_folder(path.parent)
@@ -856,6 +895,15 @@ class SimulatedFiles(Files):
     def kind(self, path: Path) -> Any:
         try:
             return self._call("stat", path, lambda: self._mount.stat(path))[0]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def touch(self, path: Path) -> None:
+        self._call("utime", path, lambda: self._mount.utime(path))
+
+    def changed(self, path: Path) -> int | None:
+        try:
+            return int(self._call("mtime", path, lambda: self._mount.mtime(path)))
         except (FileNotFoundError, NotADirectoryError):
             return None
 

@@ -61,6 +61,9 @@ def run_job(
         if evaluator and any(codes.values()):
             running["evaluator-0"].terminate()
         codes |= {name: process.wait(SECONDS) for name, process in running.items()}
+    except subprocess.TimeoutExpired as error:
+        logs = [f"{name}:\n{_ended(root, name, 0).log}" for name in names]
+        raise AssertionError("\n".join([f"not ended after {SECONDS} s", *logs])) from error
     finally:
         for process in running.values():
             process.kill()
