@@ -408,7 +408,7 @@ def job(api: CliServer, tmp_path: Path) -> Job:
 
 
 def test_history_result_and_model_come_from_the_cluster(job: Job, api: CliServer, tmp_path: Path) -> None:
-    assert job.history() == {"loss": {40: 0.5}, "val_loss": {40: 0.6}}
+    assert job.history() == [{"step": 40, "loss": 0.5, "val_loss": 0.6}]
     assert job.result() == {"accuracy": 0.9}
     model = job.model(tmp_path / "new" / "model")
     assert everything_in(model) == everything_in(tmp_path / "there" / "model")
@@ -518,6 +518,6 @@ def test_a_run_here_has_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     here = store_run_with_output(tmp_path / "digits")
     job = Job.attach("digits")
-    assert job.history() == {"loss": {40: 0.5}, "val_loss": {40: 0.6}}
+    assert job.history() == [{"step": 40, "loss": 0.5, "val_loss": 0.6}]
     assert job.result() == {"accuracy": 0.9}
     assert everything_in(job.model(tmp_path / "model")) == everything_in(here / "model")

@@ -151,6 +151,28 @@ def test_a_folder_may_vanish_while_its_files_are_looked_for(
     assert removed == [logs / "replicas", tmp_path]
 
 
+def test_the_models_in_an_output(tmp_path: Path) -> None:
+    for name in (
+        "best.keras",
+        "best/epoch-3.weights.h5",
+        "exported/saved_model.pb",
+        "a/exported/saved_model.pb",
+        "model/model.keras",
+        "checkpoints/mine.keras",
+        "logs/train/events.out.tfevents.1",
+        "far/too/deep/one.keras",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert results_in(tmp_path).models == (
+        "model",
+        "a/exported",
+        "best.keras",
+        "best/epoch-3.weights.h5",
+        "exported",
+    )
+
+
 def test_the_index(tmp_path: Path) -> None:
     first = store_run(tmp_path / "a/digits", began=datetime(2026, 1, 1, tzinfo=UTC))
     second = store_run(tmp_path / "b/digits", began=datetime(2026, 1, 2, tzinfo=UTC))

@@ -12,7 +12,7 @@ from trainjob.core.policies.success_policy import NO_STEPS
 
 RESULTS = Results(
     output="runs/training/digits",
-    has_model=True,
+    models=("model",),
     has_checkpoints=True,
     has_events=True,
     logs={"worker-1": "runs/training/digits/logs/replicas/worker-1.log", "evaluator-0": "evaluator-0.log"},
@@ -62,6 +62,19 @@ def test_success_with_a_reason(golden: Golden) -> None:
 
 def test_success_without_an_evaluator() -> None:
     assert "evaluat" not in _complete(build_replica(state="finished", step=440))
+
+
+def test_models_that_the_script_has_saved_are_named() -> None:
+    job = build_run(state="Complete", conditions=[COMPLETE])
+
+    def model(*names: str) -> str:
+        lines = describe_end(job, Results(output="runs/x", models=names))
+        return next(line.split(maxsplit=1)[1] for line in lines if line.startswith("  model  "))
+
+    assert model("model", "best.keras") == "runs/x/model, runs/x/best.keras"
+    assert model("a.keras", "b.keras", "c.keras", "d.keras", "e.h5") == (
+        "runs/x/a.keras, runs/x/b.keras, runs/x/c.keras and 2 more"
+    )
 
 
 def test_success_without_a_model() -> None:

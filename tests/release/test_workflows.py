@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 import yaml
 from testbed.programs import program
 
-from versions import ROOT
+from versions import ROOT, TELLING, UNPUBLISHED, read_version, write_version
 
 FOLDER = ROOT / ".github"
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (FOLDER / "workflows").glob("*.yml")}
@@ -95,6 +98,35 @@ def test_what_is_tested_and_named_is_what_was_built_once() -> None:
     for name in ("try", "try-gpu", "dist", "publish"):
         assert "needs.images.outputs" in str(jobs[name]["steps"])
     assert "--operator" in str(jobs["dist"]["steps"])
+
+
+def test_the_steps_that_build_packages_and_chart(tmp_path: Path) -> None:
+    """In a copy of the tree as on the day of a release: its version has a section, and no page denies it."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    copy = tmp_path / "copy"
+    for name in filter(None, tracked.stdout.split("\0")):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    write_version(read_version(), date(2026, 12, 1), copy)
+    for name in TELLING:
+        page = copy / name
+        page.write_text(UNPUBLISHED.sub("", " ".join(page.read_text().split())))
+    (step,) = (one for one in WORKFLOWS["release"]["jobs"]["dist"]["steps"] if one.get("name") == "build")
+    env = {
+        **os.environ,
+        "GITHUB_REF_NAME": f"v{read_version()}",
+        "GITHUB_REPOSITORY": "trainjob/trainjob",
+        "OPERATOR": f"sha256:{'5e' * 32}",
+        "PATH": f"{program('helm').parent}:{os.environ['PATH']}",
+    }
+    assert step["env"].keys() == {"OPERATOR"}
+    command = ["bash", "-eo", "pipefail", "-c", step["run"]]
+    done = subprocess.run(command, cwd=copy, env=env, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (copy / "notes.md").read_text().startswith("### ")
+    assert {f"trainjob-{read_version()}.tgz", "SHA256SUMS", "python"} <= {
+        one.name for one in (copy / "dist").iterdir()
+    }
 
 
 def test_dependabot_covers_what_is_pinned() -> None:

@@ -187,6 +187,9 @@ def test_what_early_stopping_remembers_survives_a_restart(
     assert (tmp_path / "log.csv").read_text() == log
     told = capsys.readouterr().err
     assert told.count("callbacks begin again without what they had at the checkpoint: Seen.calls. ") == 1
+    epochs = whole.step // 4
+    why = f"EarlyStopping has seen no better val_loss than in epoch {epochs - 2}, whose weights the model has"
+    assert told.count(f"training ended after epoch {epochs} of 9: {why}") == 2
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras's own

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob.client import background
 from trainjob.client.connection import ClusterOptions, cluster_jobs, connected
-from trainjob.client.history import History, read_history
+from trainjob.client.history import read_history
 from trainjob.client.presenter import IN_PYTHON, describe_end, describe_state, results_of
 from trainjob.client.problems import ClusterProblem, NoJob
 from trainjob.client.view import JobView, Outcome, current_metrics
@@ -121,19 +121,23 @@ class AsyncJob:
         """Return the latest metrics, as `Job.metrics` has them."""
         return current_metrics(await self._view())
 
-    async def history(self) -> History:
-        """Return the metrics over the steps: `{"loss": {20: 0.7, 40: 0.5}, "val_loss": {40: 0.6}}`.
+    async def history(self) -> list[dict[str, float]]:
+        """Return a row for each step that has metrics: `{"step": 40, "loss": 0.5, "val_loss": 0.6}`.
 
-        `pandas.DataFrame(job.history())` has a row for each step. A damaged file of TensorBoard counts up
-        to the damage, and a line on stderr names it.
+        A row has the metrics of its step only; `pandas.DataFrame(job.history())` is the table. A damaged
+        file of TensorBoard counts up to the damage, and a line on stderr names it.
 
         Of a job in a cluster they are read as by `model`.
 
         Raises:
             ClusterProblem: its output can't be read.
         """
+        rows: dict[int, dict[str, float]] = {}
         async with self._output() as output:
-            return await output.history(_note)
+            for name, values in (await output.history(_note)).items():
+                for step, value in values.items():
+                    rows.setdefault(step, {})[name] = value
+        return [{"step": step, **rows[step]} for step in sorted(rows)]
 
     async def result(self) -> Any:
         """Return what the function has returned, as JSON has it.

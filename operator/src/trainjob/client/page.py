@@ -90,8 +90,8 @@ class JobHistory:
     """What one view alone doesn't show; call `observe` with each view.
 
     Attributes:
-        best: value and step by metric: of the evaluator's results and of validations (`val_...`). Values
-            within an epoch are averages over its first batches, so the best of them says nothing.
+        best: value and step by metric, of the evaluator's results and of validations (both `val_...`).
+            Values within an epoch are averages over its first batches, so the best of them says nothing.
         figures: those of the latest view in which a replica has a step.
         curves: of a job whose output isn't here: the metrics of all views, by name and step.
     """
@@ -112,7 +112,7 @@ class JobHistory:
             if self._phases.get(replica.name, (None, 0.0))[0] != phase:
                 self._phases[replica.name] = phase, self._now
         if job.evaluation is not None:
-            self._score(job.evaluation.step, job.evaluation.metrics)
+            self._score(job.evaluation.step, {f"val_{k}": v for k, v in job.evaluation.metrics.items()})
         if (lead := job.lead) is not None:
             self.figures = job.figures
             own = lead.report.metrics or {}
@@ -313,7 +313,8 @@ def _warnings(job: JobView) -> Rows:
 
 
 def _best(job: JobView, figures: Figures, history: JobHistory) -> Iterator[str]:
-    latest = {**figures.metrics, **(job.evaluation.metrics if job.evaluation is not None else {})}
+    scores = job.evaluation.metrics if job.evaluation is not None else {}
+    latest = {**figures.metrics, **{f"val_{name}": value for name, value in scores.items()}}
     for name, (value, step) in history.best.items():
         if as_number(latest.get(name)) != value:
             yield f"{format_metric(name, value)} at step {step}"

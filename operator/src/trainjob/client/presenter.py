@@ -20,7 +20,7 @@ from trainjob.core.stragglers import describe
 from trainjob.core.wording import printable, short_duration
 from trainjob_trainer.contract.replicas import EVALUATOR
 
-_SHARES = ("accuracy", "acc", "precision", "recall", "auc")
+_SHARES = ("accuracy", "acc", "precision", "recall")
 
 
 def format_metric(name: str, value: float | str) -> str:
@@ -338,6 +338,7 @@ class Results:
 
     Attributes:
         output: the job's output folder, or its `gs://` address.
+        models: the models that lie in it, in its own folder `model` or by the script, relative to it.
         has_events: whether it has event files for TensorBoard.
         logs: the log file of each replica, or the command that prints its log; by replica.
         tails: the last lines of each pod's log, by pod.
@@ -347,7 +348,7 @@ class Results:
     """
 
     output: str
-    has_model: bool = False
+    models: tuple[str, ...] = ()
     has_checkpoints: bool = False
     has_events: bool = False
     logs: Mapping[str, str] = field(default_factory=dict)
@@ -439,12 +440,21 @@ def _success(job: JobView, results: Results) -> Iterator[str]:
     yield from write_rows(_restarts(job))
     yield from _evaluation(job, results)
     left = {
-        "model": f"{results.output}/model" if results.has_model else "",
+        "model": _models(results),
         "checkpoints": f"{results.output}/checkpoints" if results.has_checkpoints else "",
         "TensorBoard": f"tensorboard --logdir {results.output}" if results.has_events else "",
         "copy it here": results.copy,
     }
     yield from write_rows(row for row in left.items() if row[1])
+
+
+def _models(results: Results) -> str:
+    shown = ", ".join(f"{results.output}/{name}" for name in results.models[:_SHOWN_MODELS])
+    more = len(results.models) - _SHOWN_MODELS
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+_SHOWN_MODELS = 3
 
 
 def _smoke_test(job: JobView, results: Results) -> Iterator[str]:
@@ -465,8 +475,9 @@ def _smoke_test(job: JobView, results: Results) -> Iterator[str]:
         ("evaluation", score, unscored),
     ]
     if job.replicas:  # a cluster's job doesn't report it
-        model = f"{results.output}/model" if results.has_model else ""
-        tried.append(("export", model, "not tried, only train_and_evaluate writes the model by itself"))
+        tried.append(
+            ("export", _models(results), "not tried, only train_and_evaluate writes the model by itself")
+        )
     yield from write_rows(
         (what, f"ok: {worked}" if worked else otherwise) for what, worked, otherwise in tried
     )

@@ -254,11 +254,25 @@ def results_in(folder: Path) -> Results:
     """Return where the output and the logs of a run are."""
     return Results(
         output=shown_path(folder),
-        has_model=(folder / "model").is_dir(),
+        models=models_in(folder),
         has_checkpoints=any(files_in(folder, "checkpoints/step-*")),
         has_events=any(files_in(folder, "**/events.out.tfevents.*")),
         logs={replica: shown_path(paths[-1]) for replica, paths in log_files(folder).items()},
     )
+
+
+def models_in(folder: Path) -> tuple[str, ...]:
+    """Return the models in an output folder: that of its own, and what the script has saved there itself."""
+    found = [path for pattern in _MODELS for path in files_in(folder, pattern)]
+    names = {
+        str(path.parent if path.suffix == ".pb" else path)
+        for path in (one.relative_to(folder) for one in found)
+    }
+    own = sorted(name for name in names if name.split("/")[0] not in ("checkpoints", "model"))
+    return (*(["model"] if (folder / "model").is_dir() else []), *own)
+
+
+_MODELS = tuple(f"{depth}{name}" for depth in ("", "*/") for name in ("*.keras", "*.h5", "*/saved_model.pb"))
 
 
 def shown_path(path: Path) -> str:

@@ -12,6 +12,13 @@ function element(name, text = "", attributes = {}) {
   return made;
 }
 
+// Shows what messages have between backticks as code. One that is alone stays.
+function write(made, text) {
+  const parts = text.split("`");
+  made.replaceChildren(...(parts.length % 2 ? parts.map((part, index) => (index % 2 ? element("code", part) : part)) : [text]));
+  return made;
+}
+
 function drawn(name, attributes, text = "") {
   const made = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -51,7 +58,7 @@ function connect() {
 }
 
 function say(text, isLost = false) {
-  find("connection").textContent = text;
+  write(find("connection"), text);
   find("connection").classList.toggle("lost", isLost);
 }
 
@@ -62,7 +69,7 @@ const links = new Map();
 
 function showRows(message) {
   rows = message.rows;
-  find("problem").textContent = message.problem;
+  write(find("problem"), message.problem);
   find("problem").hidden = !message.problem;
   listRows();
 }
@@ -82,7 +89,7 @@ function listRows() {
   for (const key of links.keys()) if (!rows.some((row) => row.key === key)) links.delete(key);
   const all = rows.length === 1 ? "1 job" : `${rows.length} jobs`;
   const some = shown.length < rows.length ? `${shown.length} of ${all}` : all;
-  find("count").textContent = rows.length ? some : "There are no jobs: start one with `trainjob run FILE`.";
+  write(find("count"), rows.length ? some : "There are no jobs: start one with `trainjob run FILE`.");
   markChosen();
 }
 
@@ -138,14 +145,14 @@ function showJob(job) {
   find("job-state").textContent = job.state;
   find("job-state").dataset.tone = job.tone;
   find("job-place").textContent = [job.place, job.began && `since ${moment(job.began)}`].filter(Boolean).join(", ");
-  find("job-message").textContent = job.message;
-  onChange("notes", job.notes, (notes) => find("notes").replaceChildren(...notes.map((note) => element("li", note))));
+  write(find("job-message"), job.message);
+  onChange("notes", job.notes, (notes) => find("notes").replaceChildren(...notes.map((note) => write(element("li"), note))));
   onChange("end", job.end, (lines) => {
     find("end").hidden = !lines.length;
-    find("end").textContent = lines.join("\n");
+    write(find("end"), lines.join("\n"));
   });
   onChange("facts", job.facts, (facts) => {
-    find("facts").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
+    find("facts").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", name), write(element("dd"), value)]));
   });
   onChange("replicas", job.replicas, showReplicas);
   onChange("events", job.events, showEvents);
@@ -172,7 +179,7 @@ function showEvents(events) {
   find("events").replaceChildren(...events.map((event) => {
     const item = element("li", "", event.warning ? { class: "warning" } : {});
     item.append(element("time", moment(event.at), { datetime: event.at }), element("b", event.reason));
-    item.append(` ${event.message}`);
+    item.append(" ", write(element("span"), event.message));
     return item;
   }));
   if (!events.length) find("events").append(element("li", "none so far", { class: "muted" }));
@@ -185,7 +192,7 @@ function moment(text) {
 
 // ---- curves
 
-const WIDTH = 300, HEIGHT = 130, LEFT = 40, BOTTOM = 16, TOP = 6;
+const WIDTH = 300, HEIGHT = 130, BOTTOM = 16, TOP = 6, LETTER = 5.8;
 
 function figure(curve) {
   const made = element("figure"), caption = element("figcaption"), points = curve.series.flatMap((each) => each.points);
@@ -199,10 +206,10 @@ function figure(curve) {
   const latest = curve.series.map((each) => (each.points.length ? written(each.points.at(-1)[1]) : "no number"));
   legend(latest);
   if (!points.length) return made;
-  const scale = scaleOf(points);
+  const scale = scaleOf(points, curve.percent);
   const parts = curve.series.map((each, index) => `${each.label} ${latest[index]}`);
   svg.setAttribute("aria-label", `${curve.name} at step ${scale.last}: ${parts.join(", ")}`);
-  drawAxes(svg, scale, written);
+  drawAxes(svg, scale);
   for (const each of curve.series) drawLine(svg, scale, each);
   readOut(svg, curve, scale, (step) => legend(step === null ? latest : curve.series.map((each) => valueAt(each, step, written))));
   return made;
@@ -226,7 +233,8 @@ function valueAt(series, step, written) {
   return `${written(series.points.find((point) => point[0] === known)[1])} at ${known}`;
 }
 
-function scaleOf(points) {
+// The axis, with a label for each tick: as many digits as tell two ticks apart, and as much room as the longest needs.
+function scaleOf(points, isPercent) {
   const steps = points.map((point) => point[0]), values = points.map((point) => point[1]);
   const first = Math.min(...steps), final = Math.max(...steps);
   let low = Math.min(...values), high = Math.max(...values);
@@ -234,9 +242,12 @@ function scaleOf(points) {
   const tick = tickSize((high - low) / 3);
   low = Math.floor(low / tick) * tick;
   high = Math.ceil(high / tick) * tick;
+  const ticks = Array.from({ length: Math.round((high - low) / tick) + 1 }, (_, index) => low + index * tick);
+  const labels = ticks.map((value) => (isPercent ? `${fixed(100 * value, 100 * tick)} %` : labelOf(value, tick)));
+  const left = 9 + LETTER * Math.max(...labels.map((label) => label.length));
   return {
-    first, last: final, low, high, tick,
-    x: (step) => LEFT + (WIDTH - LEFT - 6) * (final > first ? (step - first) / (final - first) : 0.5),
+    first, last: final, left, ticks, labels,
+    x: (step) => left + (WIDTH - left - 6) * (final > first ? (step - first) / (final - first) : 0.5),
     y: (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low)),
   };
 }
@@ -246,21 +257,31 @@ function tickSize(rough) {
   return [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
 }
 
-function drawAxes(svg, scale, written) {
-  for (let index = 0; scale.low + index * scale.tick <= scale.high + scale.tick / 2; index++) {
-    const value = scale.low + index * scale.tick, y = scale.y(value);
-    svg.append(drawn("line", { class: "grid", x1: LEFT, x2: WIDTH - 6, y1: y, y2: y }));
-    svg.append(drawn("text", { x: LEFT - 5, y: y + 3, "text-anchor": "end" }, written(value)));
-  }
-  svg.append(drawn("text", { x: LEFT, y: HEIGHT - 3 }, `step ${scale.first}`));
+const fixed = (value, tick) => value.toFixed(Math.max(0, -Math.floor(Math.log10(tick) + 1e-9)));
+
+function labelOf(value, tick) {
+  if (Math.abs(value) < tick / 1e6) return "0";
+  const [size, name] = unitOf(value);
+  if (name || tick >= 1e-4) return fixed(value / size, tick / size) + name;
+  return value.toExponential(Math.max(0, Math.floor(Math.log10(Math.abs(value) / tick) + 1e-9)));
+}
+
+function drawAxes(svg, scale) {
+  scale.ticks.forEach((value, index) => {
+    const y = scale.y(value);
+    svg.append(drawn("line", { class: "grid", x1: scale.left, x2: WIDTH - 6, y1: y, y2: y }));
+    svg.append(drawn("text", { x: scale.left - 5, y: y + 3, "text-anchor": "end" }, scale.labels[index]));
+  });
+  svg.append(drawn("text", { x: scale.left, y: HEIGHT - 3 }, `step ${scale.first}`));
   if (scale.first < scale.last) svg.append(drawn("text", { x: WIDTH - 6, y: HEIGHT - 3, "text-anchor": "end" }, `${scale.last}`));
 }
 
-const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]];
+const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+const unitOf = (value) => UNITS.find(([size]) => Math.abs(value) >= Math.max(size, 1e4)) ?? [1, ""];
 
 function short(value) {
-  for (const [size, name] of UNITS) if (Math.abs(value) >= size) return `${Number((value / (name === "k" ? 1e3 : size)).toPrecision(3))}${name}`;
-  return `${Number(value.toPrecision(3))}`;
+  const [size, name] = unitOf(value);
+  return `${Number((value / size).toPrecision(3))}${name}`;
 }
 
 // Tells `show` the step under the pointer, or that which the arrow keys have reached; null: neither.
@@ -281,7 +302,7 @@ function readOut(svg, curve, scale, show) {
   };
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect(), x = ((event.clientX - box.left) / box.width) * WIDTH;
-    point(nearest(steps, scale.first + ((x - LEFT) / (WIDTH - LEFT - 6)) * (scale.last - scale.first)));
+    point(nearest(steps, scale.first + ((x - scale.left) / (WIDTH - scale.left - 6)) * (scale.last - scale.first)));
   });
   svg.addEventListener("pointerleave", leave);
   svg.addEventListener("blur", leave);
