@@ -164,6 +164,19 @@ def test_states_become_curves() -> None:
     assert len(samples.curves["loss"]) <= 4_000
 
 
+def test_a_finished_jobs_curves_are_those_of_its_status() -> None:
+    samples = JobHistory()
+    last = {"step": 40, "metrics": {"loss": "0.25", "accuracy": "0.5"}}
+    samples.observe(read_job(stored_job(progress=last)))
+    curves = {"loss": "10:2.5 20:1 40:0.25", "val_loss": "20:1.5", "evil\x1b[31m": "1:1", "text": "oops"}
+    samples.observe(read_job(stored_job("Complete", progress=last, curves=curves)))
+    assert samples.curves == {
+        "loss": {10: 2.5, 20: 1.0, 40: 0.25},
+        "val_loss": {20: 1.5},
+        "accuracy": {40: 0.5},
+    }
+
+
 @pytest.mark.parametrize(
     ("manifest", "expected"),
     [

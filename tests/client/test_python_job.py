@@ -95,7 +95,10 @@ def test_a_job_shows_what_its_status_has(api: CliServer) -> None:
     metrics = job.metrics
     assert (metrics["loss"], metrics["val_loss"]) == (0.5, 0.6)
     assert "100/400" in job._repr_html_()
+    assert "polyline" not in job._repr_html_()
     assert [repr(each) for each in jobs(namespace="default")] == [repr(job)]
+    api.put(stored_job("Complete", progress=PROGRESS, curves={"loss": "10:1 50:0.5 90:0"}))
+    assert 'points="0.0,0.0 120.0,28.0 240.0,56.0"' in job._repr_html_()
 
 
 def test_a_job_that_does_not_exist_is_named_with_suggestions(api: CliServer) -> None:

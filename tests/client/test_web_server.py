@@ -327,8 +327,10 @@ async def test_a_job_in_a_cluster_is_followed(api: CliServer) -> None:
         api.put(stored_job(name="other"))
         await stream.until("jobs", lambda jobs: names(jobs) == ["digits Running", "other Running"])
         api.put(stored_pod(container=ended()))
-        api.put(stored_job("Complete", message="done"))
-        await stream.until("job", lambda job: job["state"] == "Complete")
+        api.put(stored_job("Complete", message="done", curves={"loss": "1:2.5 2:1 3:0.5 4:0.25"}))
+        job = await stream.until("job", lambda job: job["state"] == "Complete")
+        assert job["curves"][0]["series"][0]["points"] == [[1, 2.5], [2, 1.0], [3, 0.5], [4, 0.25]]
+        assert job["notes"][0].startswith("The curves of a job in a cluster have some 200 points")
         await stream.until("jobs", lambda jobs: names(jobs) == ["other Running", "digits Complete"])
         api.delete("trainjobs", "digits")
         assert await stream.until("job", lambda job: job is None) is None

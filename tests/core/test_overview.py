@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from datetime import datetime
 
+import pytest
+
 from support.world.agents import Agents, training
 from support.world.jobs import build_job
 from support.world.world import World
@@ -118,6 +120,81 @@ async def test_the_last_step_is_that_of_the_termination_message_not_of_an_earlie
     assert step_of(world) == 100
     assert world.status.output is not None
     assert world.status.output.checkpoint_step == 100
+
+
+async def test_a_curve_is_written_once_training_is_over() -> None:
+    """Reports have it all the time, termination messages less of it; the evaluator's comes later."""
+    world, agents = await training(build_job())
+    agents.report("worker-0", step=50, totalSteps=100, curves={"loss": "10:2 50:1"})
+    await world.pass_time(60)
+    assert world.status.progress is not None
+    assert (world.status.progress.step, world.status.curves) == (50, {})
+    whole = {"loss": "10:2 20:1.9 50:1 90:0.6 100:0.5", "val_loss": "100:0.75"}
+    agents.report("worker-0", state="finished", step=100, curves=whole)
+    words = json.dumps({"state": "finished", "step": 100, "curves": {"loss": "10:2 100:0.5"}})
+    for index in (0, 1):
+        world.cluster.end_pod(world.pod("worker", index), 0, message=words)
+    await world.settle()
+    assert world.status.state == "Evaluating"
+    assert world.status.curves == whole
+    result = {"step": 100, "metrics": {"loss": 0.5}, "final": True}
+    scored = {"state": "finished", "evaluation": result, "curves": {"loss": "90:0.7 100:0.5"}}
+    world.cluster.end_pod(world.pod("evaluator"), 0, message=json.dumps(scored))
+    await world.settle()
+    known = {"loss": whole["loss"], "val_loss": "90:0.7 100:0.5"}
+    assert (world.status.state, world.status.curves) == ("Complete", known)
+    world.each(world.cluster.remove)
+    await world.pass_time(60)
+    assert (world.status.state, world.status.curves) == ("Complete", known)
+
+
+async def test_a_termination_message_alone_has_the_curve() -> None:
+    """The controller has started meanwhile, or the pods have no agents."""
+    world, agents = await training(build_job(evaluator=False))
+    agents.report("worker-0", step=50, curves={"loss": "10:2 20:1.5 50:1"})
+    words = json.dumps({"state": "finished", "step": 100, "curves": {"loss": "10:2 100:0.5"}})
+    for index in (0, 1):
+        world.cluster.end_pod(world.pod("worker", index), 0, message=words)
+    await world.settle()
+    assert (world.status.state, world.status.curves) == ("Complete", {"loss": "10:2 100:0.5"})
+
+
+@pytest.mark.parametrize("ends", ["fails", "takes too long"])
+async def test_a_failed_job_keeps_the_curves_of_pods_that_are_gone(ends: str) -> None:
+    world, agents = await training(build_job(maxRestarts=0, activeDeadlineSeconds=600))
+    agents.report("worker-0", step=50, curves={"loss": "10:2 50:1"})
+    if ends == "fails":
+        agents.fail("worker-1", step=50)
+        agents.phase = "failed"
+        agents.tell()
+        words = json.dumps({**agents.words(), "report": {"state": "failed", "step": 50}})
+        world.cluster.end_pod(world.pod("worker", 1), 1, message=words)
+        await world.settle()
+    else:
+        await world.pass_time(600)
+    world.let_go()
+    await world.pass_time(60)
+    assert world.pods == [] or ends == "fails"
+    assert (world.status.state, world.status.curves) == ("Failed", {"loss": "10:2 50:1"})
+
+
+@pytest.mark.parametrize(
+    ("curves", "known"),
+    [
+        ({"loss": "no curve", "a\x1b[31m": "1:1", "b": 3, "c": "1:nan 2:inf"}, {}),
+        ({"loss": "2:1 1:2 x 3:nan 4:1e999 -5:1"}, {"loss": "1:2 2:1"}),
+        ({"loss": "1:1.23456789"}, {"loss": "1:1.2346"}),
+        ({"loss": "1:1 " * 9_999}, {}),
+        ("1:1", {}),
+    ],
+)
+async def test_no_curve_of_a_pod_reaches_the_status_as_it_is(curves: object, known: dict[str, str]) -> None:
+    world, _ = await training(build_job(evaluator=False))
+    words = json.dumps({"state": "finished", "step": 100, "curves": curves})
+    for index in (0, 1):
+        world.cluster.end_pod(world.pod("worker", index), 0, message=words)
+    await world.settle()
+    assert (world.status.state, world.status.curves) == ("Complete", known)
 
 
 async def test_each_start_timeout_has_the_same_message() -> None:

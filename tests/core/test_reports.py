@@ -74,6 +74,7 @@ def test_a_whole_report() -> None:
             "checkpointStep": 200,
             "resumedFrom": 100,
             "evaluation": {"step": 200, "metrics": {"loss": 0.3}, "final": True},
+            "curves": {"loss": "10:2.5 20:1.25"},
             "waitingForStorage": "cannot read\n/output",
             "stoppedEarly": "an agent of an earlier version says so",
             "time": 1.5,
@@ -94,6 +95,7 @@ def test_a_whole_report() -> None:
         "checkpoint_step": 200,
         "resumed_from": 100,
         "evaluation": {"step": 200, "metrics": {"loss": 0.3}, "final": True},
+        "curves": {"loss": "10:2.5 20:1.25"},
         "waiting_for_storage": "cannot read /output",
         "time": 1.5,
     }
@@ -104,6 +106,27 @@ def test_numbers_that_json_lacks_come_as_text(text: str) -> None:
     report = read_report({"loss": text, "metrics": {"x": text}})
     assert str(report.loss) == text
     assert str((report.metrics or {})["x"]) == text
+
+
+@pytest.mark.parametrize(
+    ("raw", "kept"),
+    [
+        (None, None),
+        ({}, None),
+        (["1:1"], None),
+        ({"loss": [[1, 1]], "accuracy": None, "x": {"1": 1}}, None),
+        ({"loss": "1:1", "\x1b[31mred": "1:1", "y" * 129: "1:1", "x": "1:é"}, {"loss": "1:1"}),
+        ({"loss": "1:1", "long": "1:1 " * 1100}, None),
+        ({str(n): "1:1" for n in range(99)}, {str(n): "1:1" for n in range(32)}),
+    ],
+)
+def test_curves_of_an_untrusted_report(raw: object, kept: dict[str, str] | None) -> None:
+    report = read_report({"curves": raw})
+    assert report.curves == kept
+    assert report.to_json().get("curves") == kept
+    member = {"pod": "a", "report": {"curves": raw}}
+    found = project_report({"members": {"worker-0": member}}, {"worker-0"})
+    assert found["members"]["worker-0"]["report"].get("curves") == kept
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), json_values))

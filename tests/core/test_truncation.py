@@ -49,6 +49,7 @@ def some_of(**keys: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 
 metrics = st.dictionaries(texts, numbers, max_size=3)
+points = st.sampled_from(["1:2 3:4", f"{2**63}:1", " ".join(f"{2**62 + n}:-1.2345e-100" for n in range(99))])
 progress = some_of(
     state=texts,
     step=numbers,
@@ -63,6 +64,7 @@ progress = some_of(
     checkpointStep=numbers,
     metrics=metrics,
     evaluation=some_of(step=numbers, metrics=metrics),
+    curves=st.dictionaries(texts, texts | points, max_size=3),
     waitingForStorage=texts,
 )
 restarts = some_of(

@@ -13,6 +13,7 @@ import pytest
 from testbed.claims import NodeCluster
 
 from support.notebook import html_of, run_notebook, text_of
+from trainjob_trainer.contract.curves import read_curves
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MINUTES = 8
@@ -45,6 +46,9 @@ def test_digits_train_and_are_scored(installed: NodeCluster, restricted: str) ->
     assert status["evaluation"]["step"] == status["progress"]["step"]
     assert float(status["evaluation"]["metrics"]["accuracy"]) > 0.97
     assert status["restarts"]["counted"] == 0
+    curves = read_curves(status["curves"])
+    assert len(curves["loss"]) > 1, status["curves"]
+    assert max(curves["loss"]) == max(curves["val_accuracy"]) == status["progress"]["step"], status["curves"]
     _events_tell_the_story(installed, restricted)
     _pods_hold_no_token(installed, restricted)
     _a_second_look_is_a_table(installed, restricted)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.checkpoint.fence import Fence, build_fence
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.contract.files import EVALUATIONS, HISTORY
 from trainjob_trainer.edge import (
     EVALUATOR_STOPPED,
     StopRequest,
@@ -136,6 +137,8 @@ def _build(settings: Mapping[str, Any], *, manages: bool) -> Session:
     output, resume = (setting(name, os.environ, settings.get(name)) for name in ("output", "resume"))
     environment = Environment.from_environment(os.environ, task, sys.argv[0], output, resume=resume)
     progress = ProgressFile.from_environment(os.environ)
+    if task.is_writer or task.is_evaluator:
+        progress.keep_curves(environment.output_dir / (EVALUATIONS if task.is_evaluator else HISTORY))
     fence = build_fence(task, environment)
     return Session(task, environment, progress, fence=fence, manages=manages, settings=settings)
 

@@ -14,6 +14,7 @@ Sentence = Annotated[str, Longest(2048)]
 Notice = Annotated[str, Longest(300)]
 LogTail = Annotated[str, Longest(2048)]
 Path = Annotated[str, Longest(4096)]
+Points = Annotated[str, Longest(8192)]
 
 Metrics = dict[str, Word]
 Figure = Annotated[float, Strict(False)]
@@ -188,6 +189,13 @@ class TrainJobStatus(Reported):
     )
     output: OutputStatus | None = Field(None, description="The content of the output.")
     evaluation: Evaluation | None = Field(None, description="The evaluator's latest result.")
+    curves: dict[str, Points] = Field(
+        default_factory=dict,
+        description=(
+            "Once training is over: the metrics over its steps, by name (the evaluator's with val_), such as "
+            "10:2.3026 20:1.9."
+        ),
+    )
     first_failure: FirstFailure | None = Field(
         None, description="The failure that caused the end or the latest restart."
     )

@@ -18,6 +18,7 @@ from trainjob.client.presenter import IN_PYTHON, describe_end, describe_state, r
 from trainjob.client.problems import ClusterProblem, NoJob
 from trainjob.client.view import JobView, Outcome, current_metrics
 from trainjob.core.wording import parse_duration, printable
+from trainjob_trainer.contract.curves import read_curves
 
 if TYPE_CHECKING:
     from trainjob.api import TrainJobStatus
@@ -402,6 +403,8 @@ def _open_display(job: AsyncJob) -> Lines | Cell:
 def _curve(view: JobView) -> dict[int, float]:
     if view.folder:
         return read_history(Path(view.folder)).get("loss", {})
+    if whole := read_curves(view.status.curves).get("loss"):
+        return whole
     step, loss = view.figures.step, current_metrics(view).get("loss")
     return {step: loss} if step is not None and loss is not None else {}
 

@@ -31,6 +31,7 @@ from trainjob.core.pods import Pod
 from trainjob.core.progress import WAITING_FOR_STORAGE
 from trainjob.core.stragglers import describe, describe_input
 from trainjob.core.wording import count_roles, printable, short_duration
+from trainjob_trainer.contract.curves import read_curves
 from trainjob_trainer.contract.replicas import EVALUATOR
 
 _BUSY = ("training", "evaluating", "saving", "preparing", "rereading", "Running", "Evaluating")
@@ -93,7 +94,8 @@ class JobHistory:
         best: value and step by metric, of the evaluator's results and of validations (both `val_...`).
             Values within an epoch are averages over its first batches, so the best of them says nothing.
         figures: those of the latest view in which a replica has a step.
-        curves: of a job whose output isn't here: the metrics of all views, by name and step.
+        curves: of a job whose output isn't here: the metrics of all views, by name and step; once training
+            is over those that its status has.
     """
 
     def __init__(self) -> None:
@@ -149,6 +151,9 @@ class JobHistory:
 
     def _add_points(self, job: JobView) -> None:
         """Add to the curves; steps that training repeats replace the earlier ones."""
+        if job.status.curves:
+            self.curves |= read_curves(job.status.curves)
+            return
         scored = job.evaluation.step if job.evaluation is not None else job.figures.step
         for name, value in current_metrics(job).items():
             step = scored if name.startswith("val_") else job.figures.step

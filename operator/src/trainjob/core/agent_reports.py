@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 from trainjob.api.status import Restarts
 from trainjob.core.names import Replica
 from trainjob.core.wording import printable, quoted, reason_word
+from trainjob_trainer.contract.curves import LARGEST_CURVES, MOST_CURVES
 from trainjob_trainer.contract.replicas import NAME, ROLES
 from trainjob_trainer.contract.reports import (
     ABSENT,
@@ -169,6 +170,13 @@ def _evaluation(value: object) -> dict[str, Any] | None:
     return {"step": step, "metrics": _known_metrics(raw.get("metrics")), "final": raw.get("final") is True}
 
 
+def _curves(value: object) -> dict[str, str] | None:
+    """Return the texts of curves if they are short enough; their points are read once the job is over."""
+    texts = ((name, each) for name, each in mapping(value).items() if text(name, _LONGEST_METRIC) == name)
+    kept = dict(islice(((n, t) for n, t in texts if isinstance(t, str) and t.isascii()), MOST_CURVES))
+    return kept if 0 < sum(map(len, (*kept, *kept.values()))) <= LARGEST_CURVES else None
+
+
 def _error(value: object) -> dict[str, str] | None:
     if not isinstance(value, Mapping):
         return None
@@ -186,6 +194,7 @@ _READERS: Mapping[str, Callable[[Any], object]] = {
     "loss": _number,
     "metrics": lambda value: {name: _number(n) for name, n in _known_metrics(value).items()} or None,
     "evaluation": _evaluation,
+    "curves": _curves,
     "error": _error,
     "notices": lambda value: tuple(_notices(value)) or None,
 }

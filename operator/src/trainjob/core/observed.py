@@ -501,14 +501,21 @@ def _may_write(pod: Pod, observed: Observed) -> bool:
 def _reports(
     pods: list[Pod], report: AgentReport | None, progress: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Report]:
-    """Return the latest report of each pod; a succeeded pod's termination message is always the latest."""
+    """Return the latest report of each pod; a succeeded pod's termination message is always the latest.
+
+    It has little room for curves: those that the agents have passed on of the same end are whole.
+    """
     members = report.members.values() if report is not None else ()
     done = [p for p in pods if p.state is PodState.SUCCEEDED]
     known = {**last_reports(pods), **{m.pod: m.report for m in members if m.pod and m.report is not None}}
     for name, raw in progress.items():  # newer, but without the log, of which only an agent knows
         log_line = known[name].log_line if name in known else None
         known[name] = replace(read_report(raw), log_line=log_line)
-    return {**known, **last_reports(done)}
+    for name, last in last_reports(done).items():
+        before = known[name]
+        is_same = before.curves is not None and (before.state, before.step) == (last.state, last.step)
+        known[name] = replace(last, curves=before.curves) if is_same else last
+    return known
 
 
 def _status(job: Mapping[str, Any]) -> TrainJobStatus:

@@ -17,11 +17,14 @@ from trainjob.api import (
 from trainjob.core.agent_reports import Member, evaluation_of, merge_notices
 from trainjob.core.conditions import (
     COMPLETE,
+    FAILED,
+    FAILURE_TARGET,
     RESTARTING,
     RUNNING,
     SUCCESS_CRITERIA_MET,
     TRAINS_ALONE,
     find_condition,
+    is_finished,
     is_true,
     truncated,
     with_condition,
@@ -33,6 +36,7 @@ from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.stragglers import straggler_fields
 from trainjob.core.wording import short_duration
+from trainjob_trainer.contract.curves import read_curves, write_curves
 from trainjob_trainer.contract.replicas import EVALUATOR
 from trainjob_trainer.contract.reports import FINISHED, Report
 
@@ -220,6 +224,9 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
         changes["output"] = _output(job, report.checkpoint_step, status.output, now)
     if (evaluation := evaluation_of(scored)) is not None:
         changes["evaluation"] = Evaluation(step=evaluation.step, metrics=dict(evaluation.metrics))
+    is_trained = any(is_true(status, kind) for kind in (SUCCESS_CRITERIA_MET, FAILURE_TARGET, FAILED))
+    if is_trained and not is_finished(observed.status):
+        changes["curves"] = _curves(status, report, scored)
     if status.first_failure is not None and not status.first_failure.log_tail:
         changes["first_failure"] = with_log(status.first_failure, observed)
     status = status.model_copy(update=changes)
@@ -234,6 +241,18 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
         now=now,
         generation=job.metadata.generation,
     )
+
+
+_LARGEST_CURVES = 8192
+"""Characters of all curves in the status, as JSON."""
+
+
+def _curves(status: TrainJobStatus, writer: Report | None, evaluator: Report | None) -> dict[str, str]:
+    """Return the curves that the last reports have; those whose pods are gone stay as they are known."""
+    trained = read_curves(writer.curves or {}) if writer is not None else {}
+    scored = read_curves(evaluator.curves or {}) if evaluator is not None else {}
+    results = {f"val_{name}": points for name, points in scored.items()}
+    return write_curves({**read_curves(status.curves), **trained, **results}, _LARGEST_CURVES)
 
 
 def _output(job: TrainJob, step: int, before: OutputStatus | None, now: datetime) -> OutputStatus:

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.agent.replica_agent import readable_report
-from trainjob_trainer.contract.reports import (
-    LARGEST_TERMINATION_MESSAGE,
-    Failure,
-)
+from trainjob_trainer.contract.curves import read_curves, write_curves
+from trainjob_trainer.contract.reports import LARGEST_TERMINATION_MESSAGE, Failure
 from trainjob_trainer.contract.restarts import RestartCounts
 
 _KEPT_TO_THE_END = ("state", "step", "totalSteps", "checkpointStep", "time")
@@ -39,7 +37,7 @@ def termination_message(
 ) -> str:
     """Return the JSON text; the least important parts are dropped until it is short enough."""
     facts = readable_report(report) or {}
-    kept = {key: value for key, value in facts.items() if key != "metrics"}
+    kept = {key: value for key, value in facts.items() if key not in ("metrics", "curves")}
     brief = {key: value for key, value in facts.items() if key in _KEPT_TO_THE_END}
     shorter = [(brief, tail, 500) for tail in (2048, 1024, 512, 256, 128, 64)]
     for said, tail, words in [(kept, 2048, 500), *shorter, (brief, 64, 128), ({}, 64, 64)]:
@@ -53,5 +51,13 @@ def termination_message(
         }
         text = json.dumps(message, separators=(",", ":"))
         if len(text) <= LARGEST_TERMINATION_MESSAGE:
-            return text
+            return _with_curves(message, facts.get("curves"), LARGEST_TERMINATION_MESSAGE - len(text))
     return json.dumps({"agent": 1, "gaveUp": gave_up})
+
+
+def _with_curves(message: Mapping[str, Any], curves: Any, room: int) -> str:
+    """Return the message's text with as much of the curves as there is room for."""
+    if message["report"] and isinstance(curves, dict):
+        texts = write_curves(read_curves(curves), room - len(',"curves":'))
+        message = {**message, "report": {**message["report"], **({"curves": texts} if texts else {})}}
+    return json.dumps(message, separators=(",", ":"))

@@ -356,7 +356,7 @@ class WorkerGroup:
 # The agent report: the leading agent's answer to the controller.
 
 
-_OWN_SHARE = ("metrics", "evaluation", "error", "notices")
+_OWN_SHARE = ("metrics", "evaluation", "curves", "error", "notices")
 """The writer's are the job's; those of the others only add size."""
 
 

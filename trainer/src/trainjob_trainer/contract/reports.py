@@ -62,6 +62,7 @@ class Report:
         evaluated_batches: batches done in the current evaluation.
         reread_batches: batches trained before a restart that have been read again.
         evaluation: `step`, `metrics` and `final` of the evaluator's last result, as JSON has them.
+        curves: of the writer's metrics or the evaluator's results, as texts (`contract/curves.py`).
         already_finished: whether an earlier job with the same spec had finished in the output.
         waiting_for_storage: why files can't be read or written now, while this process waits for that.
         error: `reason` and `message`, one sentence for a person; `replicas` that it is about, if not this.
@@ -89,6 +90,7 @@ class Report:
     evaluated_batches: int | None = None
     reread_batches: int | None = None
     evaluation: Mapping[str, Any] | None = None
+    curves: Mapping[str, str] | None = None
     already_finished: bool | None = None
     waiting_for_storage: str | None = None
     error: Mapping[str, Any] | None = None

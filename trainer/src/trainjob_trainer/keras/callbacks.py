@@ -160,7 +160,7 @@ class AtEnd(Scoring):
         for name, value in (logs or {}).items():
             call.kept.history.setdefault(name, []).append(value)
         figures = self.figures(logs)
-        self.session.progress.update(**by_loss(figures))
+        self.session.progress.end_epoch(**by_loss(figures))
         if self.session.is_writer:
             add_to_history(self.session.environment, self.session.step, figures)
         if epoch + 1 < call.epochs:

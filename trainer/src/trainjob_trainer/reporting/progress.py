@@ -16,6 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.atomic_file import open_appending, write_atomically
+from trainjob_trainer.contract.curves import (
+    MOST_CURVES,
+    MOST_POINTS,
+    read_curves,
+    thinned,
+    write_curves,
+)
 from trainjob_trainer.contract.files import HISTORY
 from trainjob_trainer.contract.reports import (
     LARGEST_TERMINATION_MESSAGE,
@@ -25,6 +32,7 @@ from trainjob_trainer.contract.reports import (
     as_json,
     shorten,
 )
+from trainjob_trainer.contract.wire import integer
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.task import of_the_job
 
@@ -75,6 +83,7 @@ class ProgressFile:
         self._lock = threading.RLock()  # checkpoints report from their own thread
         self._is_kept_fresh = False
         self._has_stepped = False
+        self._curves: ReportedCurves | None = None
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> ProgressFile:
@@ -90,6 +99,15 @@ class ProgressFile:
         """The last report, written or not."""
         return self._last
 
+    def keep_curves(self, file: Path) -> None:
+        """Report the curves of all metrics from now on: this process's values are the job's.
+
+        `file` has those of earlier processes, one JSON line each, with `step` and `metrics`.
+        """
+        with self._lock:
+            if self._curves is None and (self._path or self._termination_log) is not None:
+                self._curves = ReportedCurves(file)
+
     def update(self, **changes: Any) -> None:
         """Change the named fields of `Report`.
 
@@ -98,6 +116,8 @@ class ProgressFile:
         """
         with self._lock:
             before, self._last = self._last, replace(self._last, **changes)
+            if self._curves is not None:
+                self._curves.observe(self._last, changes)
             is_first_step = (
                 not self._has_stepped and before.step is not None and self._last.step != before.step
             )
@@ -106,6 +126,13 @@ class ProgressFile:
             is_wait = self._last.waiting_for_storage != before.waiting_for_storage
             if due or is_first_step or is_wait or self._last.state != before.state:
                 self.flush()
+
+    def end_epoch(self, **changes: Any) -> None:
+        """Change the named fields, among them metrics that are those of a whole epoch."""
+        with self._lock:
+            self.update(**changes)
+            if self._curves is not None:
+                self._curves.observe(self._last, changes, is_whole=True)
 
     def keep_fresh(self, wait: Callable[[float], object] = time.sleep) -> None:
         """Start a thread that writes the last report again about every second.
@@ -137,7 +164,8 @@ class ProgressFile:
         """Write the last report now."""
         with self._lock:
             self._written_at = self._clock()
-            report = {**self._last.to_json(), "time": self._now()}
+            texts = self._curves.texts if self._curves is not None else {}
+            report = {**replace(self._last, curves=texts or None).to_json(), "time": self._now()}
             if self._path is not None:
                 text = json.dumps({**report, "pid": os.getpid()}, allow_nan=False)
                 # No further report replaces the last one.
@@ -161,14 +189,80 @@ def _path(env: Mapping[str, str], variable: str) -> Path | None:
 
 def _write_termination_message(path: Path, report: dict[str, Any]) -> None:
     """Write the report in place: the kubelet's file is a mount, which exists only on a cluster."""
+    curves = read_curves(report.pop("curves", {}))
     text = json.dumps(report, allow_nan=False)
     for name in ("notices", "metrics", "evaluation"):
         if len(text) > LARGEST_TERMINATION_MESSAGE:
             report = {key: value for key, value in report.items() if key != name}
             text = json.dumps(report, allow_nan=False)
+    texts = write_curves(curves, LARGEST_TERMINATION_MESSAGE - len(text) - len(', "curves": '))
+    text = json.dumps({**report, **({"curves": texts} if texts else {})}, allow_nan=False)
     with contextlib.suppress(OSError):
         if path.exists():
             path.write_text(text, encoding="utf-8")
+
+
+_MANY_EPOCHS = 10
+
+
+class ReportedCurves:
+    """The curves of what a process has reported, thinned out, after those of the processes before it.
+
+    Where training goes back, the values of the later start count. A training of many epochs is known by
+    their ends: values within an epoch are averages over its first batches.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file: Path | None = file
+        self._whole: dict[str, dict[int, float]] = {}
+        self._within: dict[str, dict[int, float]] = {}
+
+    def observe(self, report: Report, changes: Mapping[str, Any], *, is_whole: bool = False) -> None:
+        """Add what a change of the report says; the first one reads the earlier values."""
+        loss, metrics = changes.get("loss"), changes.get("metrics")
+        evaluation = changes.get("evaluation")
+        if evaluation or loss is not None or metrics or changes.get("already_finished"):
+            self._read()
+        if evaluation:
+            self._add(self._whole, evaluation["step"], evaluation["metrics"])
+        elif report.step is not None:
+            curves = self._whole if is_whole else self._within
+            self._add(curves, report.step, {"loss": loss, **(metrics or {})})
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Return them as a report has them."""
+        curves: dict[str, dict[int, float]] = {}
+        for name in dict.fromkeys((*self._whole, *self._within)):
+            whole = self._whole.get(name, {})
+            within = {} if len(whole) >= _MANY_EPOCHS else self._within.get(name, {})
+            curves[name] = dict(sorted({**within, **whole}.items()))
+        return write_curves({name: points for name, points in curves.items() if points})
+
+    def _add(self, curves: dict[str, dict[int, float]], step: int, metrics: Mapping[str, Any]) -> None:
+        if integer(step, 0) is None:
+            return
+        for name, value in metrics.items():
+            with contextlib.suppress(TypeError, ValueError, OverflowError):  # no single number
+                number = float(as_json(value))
+                for known in (self._whole.get(name, {}), self._within.get(name, {})):
+                    while known and next(reversed(known)) >= step:
+                        known.popitem()
+                if not math.isfinite(number) or (name not in curves and len(curves) >= MOST_CURVES):
+                    continue
+                curves.setdefault(name, {})[step] = number
+                if len(curves[name]) > 4 * MOST_POINTS:
+                    curves[name] = thinned(curves[name], 2 * MOST_POINTS)
+
+    def _read(self) -> None:
+        path, self._file = self._file, None
+        with contextlib.suppress(OSError):
+            if path is None or not path.is_file():  # to open a pipe takes for ever
+                return
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                    result = json.loads(line)  # the last one may be half written
+                    self._add(self._whole, result["step"], result["metrics"])
 
 
 storage_is_away = threading.Event()

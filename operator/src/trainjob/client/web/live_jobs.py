@@ -92,7 +92,8 @@ class LiveJob:
             _, curves, damages = self._read
             notes, results = [*damages], await asyncio.to_thread(results_in, folder)
         else:
-            curves, results, notes = self.history.curves, results_on_cluster(job), [_SAMPLED]
+            note = _THINNED if job.status.curves else _SAMPLED
+            curves, results, notes = self.history.curves, results_on_cluster(job), [note]
         if objects is not None:
             pods = newest_pods(own_pods(objects.pods.values(), job.uid), Wanted())
             events = map(read_event, objects.events.values())
@@ -119,6 +120,7 @@ _SAMPLED = (
     "The curves of a job in a cluster are what its status has said since `trainjob ui` was started; "
     "TensorBoard has all of them."
 )
+_THINNED = "The curves of a job in a cluster have some 200 points in all; TensorBoard has all of them."
 
 
 def _replica(row: ReplicaRow) -> Json:
