@@ -49,6 +49,31 @@ def test_only_a_container_has_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("log", "curves", "kept"),
+    [
+        ("boom", {"loss": "1:2.5 9:1"}, {"loss": "1:2.5 9:1"}),
+        ("boom", {"loss": "1:1 odd 2:nan", "text": 7, "list": [[1, 2]]}, {"loss": "1:1"}),
+        ("boom", [1], None),
+        ("boom", {}, None),
+        (
+            "x" * 2048,
+            {"loss": " ".join(f"{step}:0.5" for step in range(200))},
+            {"loss": "0:0.5 64:0.5 128:0.5 192:0.5 199:0.5"},
+        ),
+        ("x" * 2048, {f"metric-{number}": "1:1 2:2" for number in range(32)}, None),
+    ],
+)
+def test_curves_take_the_room_that_is_left(log: str, curves: object, kept: object) -> None:
+    message = message_of(replace(FAILURE, message="m" * 500, log_tail=log), {**REPORT, "curves": curves})
+    assert message["report"].get("curves") == kept
+    assert message["failure"]["logTail"] == log
+    read = read_termination_message(message)
+    assert read is not None
+    assert read.report is not None
+    assert read.report.curves == kept
+
+
 @pytest.mark.parametrize("letter", ["x", "ä", "\U0001f600", '"', "\x00"])
 def test_the_end_of_a_long_log_is_kept(letter: str) -> None:
     failure = replace(FAILURE, log_tail=letter * 2040 + "the end", message="m" * 500)

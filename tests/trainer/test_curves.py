@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -76,6 +77,7 @@ def test_text_is_never_too_long_and_reads_as_what_it_was_written_from(
     assert len(json.dumps(texts)) <= largest
     read = read_curves(texts)
     assert read_curves(write_curves(read)) == read  # figures are rounded once
+    assert len(read) <= MOST_CURVES
     for name, points in read.items():
         assert set(points) <= set(known[name])
         assert all(points[step] == float(f"{known[name][step]:.5g}") for step in points)
@@ -86,6 +88,7 @@ def test_text_is_never_too_long_and_reads_as_what_it_was_written_from(
     [
         ({}, {}),
         ({"loss": "10:2.5 20:1.25e-05 30:-3"}, {"loss": {10: 2.5, 20: 1.25e-05, 30: -3.0}}),
+        ({"loss": None, "a": 1, "b": {"1": 1}, "c": ["1:1"]}, {}),
         ({"loss": "20:1 10:2"}, {"loss": {10: 2.0, 20: 1.0}}),
         ({"loss": "", "b": "no points", "": "1:1", "a\x1b[31m": "1:1", "x" * 161: "1:1"}, {}),
         (
@@ -104,6 +107,11 @@ def test_what_is_no_point_is_left_out(texts: dict[str, str], read: dict[str, dic
     assert read_curves(texts) == read
 
 
+def slow(folder: Path, log: Path | None = None) -> ProgressFile:
+    """Return a progress file by whose clock all changes are an eighth of a second apart, or more."""
+    return ProgressFile(folder / "progress.json", log, clock=itertools.count(0.0, 0.125).__next__)
+
+
 def reported(folder: Path) -> dict[str, dict[int, float]]:
     return read_curves(json.loads((folder / "progress.json").read_text()).get("curves", {}))
 
@@ -117,7 +125,7 @@ def lines(folder: Path, *results: object) -> Path:
 
 
 def test_a_report_has_the_curves_of_the_process_whose_values_are_the_jobs(tmp_path: Path) -> None:
-    progress = ProgressFile(tmp_path / "progress.json")
+    progress = slow(tmp_path)
     progress.update(state="training", step=1, loss=9.0)
     progress.flush()
     assert "curves" not in json.loads((tmp_path / "progress.json").read_text())
@@ -147,7 +155,7 @@ def test_a_report_has_the_curves_of_the_process_whose_values_are_the_jobs(tmp_pa
 def test_a_process_continues_the_curve_of_those_before_it(
     before: list[int], steps: Any, known: dict[int, float], tmp_path: Path
 ) -> None:
-    progress = ProgressFile(tmp_path / "progress.json")
+    progress = slow(tmp_path)
     progress.keep_curves(lines(tmp_path, *({"step": step, "metrics": {"loss": 0.5}} for step in before)))
     for step in steps:
         progress.update(state="training", step=step, loss=1.0)
@@ -156,7 +164,7 @@ def test_a_process_continues_the_curve_of_those_before_it(
 
 
 def test_epochs_replace_the_batches_once_there_are_many(tmp_path: Path) -> None:
-    progress = ProgressFile(tmp_path / "progress.json")
+    progress = slow(tmp_path)
     progress.keep_curves(tmp_path / "history.jsonl")
     for step in range(1, 101):
         progress.update(state="training", step=step, loss=5.0, metrics={})
@@ -171,8 +179,21 @@ def test_epochs_replace_the_batches_once_there_are_many(tmp_path: Path) -> None:
     assert reported(tmp_path) == {"loss": dict.fromkeys(ends, 1.0), "val_loss": dict.fromkeys(ends, 2.0)}
 
 
+def test_of_fast_steps_only_some_are_kept_and_the_last_one(tmp_path: Path) -> None:
+    now = 0.0
+    progress = ProgressFile(tmp_path / "progress.json", clock=lambda: now)
+    progress.keep_curves(tmp_path / "history.jsonl")
+    for step in range(1, 100):
+        now = step * 0.015625
+        progress.update(state="training", step=step, loss=1.0)
+    progress.flush()
+    steps = [*reported(tmp_path)["loss"]]
+    assert (steps[0], steps[-1]) == (1, 99)
+    assert 10 < len(steps) < 25
+
+
 def test_the_evaluators_curve_is_that_of_its_results(tmp_path: Path) -> None:
-    progress = ProgressFile(tmp_path / "progress.json")
+    progress = slow(tmp_path)
     earlier = {"step": 10, "metrics": {"accuracy": 0.5}, "final": False, "time": 1.5}
     progress.keep_curves(lines(tmp_path, earlier, "", '{"step": 15, "met'))
     for final in (False, True):
@@ -183,7 +204,7 @@ def test_the_evaluators_curve_is_that_of_its_results(tmp_path: Path) -> None:
 
 
 def test_a_training_that_had_finished_has_its_curve(tmp_path: Path) -> None:
-    progress = ProgressFile(tmp_path / "progress.json")
+    progress = slow(tmp_path)
     progress.keep_curves(lines(tmp_path, *({"step": step, "metrics": {"loss": 0.5}} for step in (1, 2))))
     progress.update(state="finished", step=2, already_finished=True)
     assert reported(tmp_path) == {"loss": {1: 0.5, 2: 0.5}}
@@ -194,7 +215,7 @@ def test_a_training_that_had_finished_has_its_curve(tmp_path: Path) -> None:
     ["\0\xff{", "[]", "7", '{"step": "1", "metrics": {"a": 1}}', '{"step": 1, "metrics": 3}', "[" * 9_999],
 )
 def test_no_damaged_history_disturbs_training(history: str, tmp_path: Path) -> None:
-    progress = ProgressFile(tmp_path / "progress.json")
+    progress = slow(tmp_path)
     progress.keep_curves(lines(tmp_path, history, '{"step": -1, "metrics": {"a": 1}}'))
     progress.update(state="training", step=1, loss=1.0)
     progress.flush()
@@ -204,10 +225,10 @@ def test_no_damaged_history_disturbs_training(history: str, tmp_path: Path) -> N
 def test_a_long_training_leaves_a_whole_curve_where_there_is_little_room(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
-    progress = ProgressFile(tmp_path / "progress.json", log)
+    progress = slow(tmp_path, log)
     progress.keep_curves(tmp_path / "history.jsonl")
     many = {f"metric-{number}": 0.123456 for number in range(9)}
-    for step in range(1, 5_001):
+    for step in range(1, 2_001):
         progress.update(step=step, loss=1 / step, metrics=many)
     lines = tuple(f"{number} {'x' * 200}" for number in range(8))
     progress.update(state="finished", notices=lines)
@@ -216,7 +237,7 @@ def test_a_long_training_leaves_a_whole_curve_where_there_is_little_room(tmp_pat
         curves = read_curves(report["curves"])
         assert [*curves] == ["loss", *many]
         assert sum(map(len, curves.values())) <= MOST_POINTS
-        assert all(min(points) == 1 and max(points) == 5_000 for points in curves.values())
-        assert (report["step"], report["metrics"]) == (5_000, many)
+        assert all(min(points) == 1 and max(points) == 2_000 for points in curves.values())
+        assert (report["step"], report["metrics"]) == (2_000, many)
     assert log.stat().st_size <= 3072
     assert len(json.dumps(report["curves"])) > 500

@@ -117,7 +117,7 @@ class ProgressFile:
         with self._lock:
             before, self._last = self._last, replace(self._last, **changes)
             if self._curves is not None:
-                self._curves.observe(self._last, changes)
+                self._curves.observe(self._last, changes, self._clock())
             is_first_step = (
                 not self._has_stepped and before.step is not None and self._last.step != before.step
             )
@@ -132,7 +132,7 @@ class ProgressFile:
         with self._lock:
             self.update(**changes)
             if self._curves is not None:
-                self._curves.observe(self._last, changes, is_whole=True)
+                self._curves.observe(self._last, changes, self._clock(), is_whole=True)
 
     def keep_fresh(self, wait: Callable[[float], object] = time.sleep) -> None:
         """Start a thread that writes the last report again about every second.
@@ -203,6 +203,7 @@ def _write_termination_message(path: Path, report: dict[str, Any]) -> None:
 
 
 _MANY_EPOCHS = 10
+_SECONDS_BETWEEN_POINTS = 0.1
 
 
 class ReportedCurves:
@@ -216,28 +217,45 @@ class ReportedCurves:
         self._file: Path | None = file
         self._whole: dict[str, dict[int, float]] = {}
         self._within: dict[str, dict[int, float]] = {}
+        self._latest: tuple[int, dict[str, Any]] | None = None
+        self._added_at = -math.inf
 
-    def observe(self, report: Report, changes: Mapping[str, Any], *, is_whole: bool = False) -> None:
-        """Add what a change of the report says; the first one reads the earlier values."""
+    def observe(
+        self, report: Report, changes: Mapping[str, Any], now: float, *, is_whole: bool = False
+    ) -> None:
+        """Add what a change of the report says; the first one reads the earlier values.
+
+        Most steps of a fast training are left out, since each step waits for this.
+        """
         loss, metrics = changes.get("loss"), changes.get("metrics")
         evaluation = changes.get("evaluation")
         if evaluation or loss is not None or metrics or changes.get("already_finished"):
             self._read()
         if evaluation:
             self._add(self._whole, evaluation["step"], evaluation["metrics"])
-        elif report.step is not None:
-            curves = self._whole if is_whole else self._within
-            self._add(curves, report.step, {"loss": loss, **(metrics or {})})
+        elif report.step is not None and (loss is not None or metrics):
+            self._latest = report.step, {"loss": loss, **(metrics or {})}
+            if is_whole or now - self._added_at >= _SECONDS_BETWEEN_POINTS:
+                self._add_latest(self._whole if is_whole else self._within)
+                self._added_at = now
 
     @property
     def texts(self) -> dict[str, str]:
         """Return them as a report has them."""
+        self._add_latest(self._within)
         curves: dict[str, dict[int, float]] = {}
         for name in dict.fromkeys((*self._whole, *self._within)):
-            whole = self._whole.get(name, {})
-            within = {} if len(whole) >= _MANY_EPOCHS else self._within.get(name, {})
-            curves[name] = dict(sorted({**within, **whole}.items()))
+            whole, within = self._whole.get(name, {}), self._within.get(name, {})
+            if len(whole) >= _MANY_EPOCHS or not within:
+                curves[name] = whole
+            else:
+                curves[name] = dict(sorted({**within, **whole}.items())) if whole else within
         return write_curves({name: points for name, points in curves.items() if points})
+
+    def _add_latest(self, curves: dict[str, dict[int, float]]) -> None:
+        if self._latest is not None:
+            self._add(curves, *self._latest)
+            self._latest = None
 
     def _add(self, curves: dict[str, dict[int, float]], step: int, metrics: Mapping[str, Any]) -> None:
         if integer(step, 0) is None:
