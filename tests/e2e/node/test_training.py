@@ -63,6 +63,7 @@ def test_digits_train_and_are_scored(installed: NodeCluster, restricted: str) ->
     assert again["state"] == "Complete", json.dumps(again, indent=1)
     assert "had finished already: the output /output/digits is of the same spec" in again["message"]
     assert again["evaluation"]["step"] == again["progress"]["step"] == status["progress"]["step"]
+    assert read_curves(again["curves"])["loss"] == curves["loss"]
     installed.delete("tj", "digits", namespace=restricted)
     changed = example(installed, "digits")
     changed["spec"]["maxRestarts"] = 7
