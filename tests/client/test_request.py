@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.world.jobs import build_job
-from trainjob.client.request import Request, compare, read_local_request, read_request
+from trainjob.client.request import Request, compare, describe, read_local_request, read_request
 from trainjob.cluster.local import LocalOptions
 
 ARGUMENTS = ["40", "0.02"]
@@ -41,7 +41,7 @@ SAME, REFUSED, CONTINUES = "same", "refused", "continues"
         ({"container": {"workingDir": "/a"}}, REFUSED, "workingDir /a (was not set)"),
         ({"pod": {"volumes": [{"name": "data"}]}}, REFUSED, 'volumes [{"name": "data"}] (was not set)'),
         ({"chief": {}}, REFUSED, "chief true (was not set)"),
-        ({"evaluator": {"env": [{"name": "SPLIT", "value": "b"}]}}, REFUSED, "evaluator's env SPLIT"),
+        ({"evaluator": {"env": [{"name": "SPLIT", "value": "b"}]}}, REFUSED, "evaluator's env SPLIT (not set"),
         ({"output": {"claim": {"claimName": "b"}}}, REFUSED, "output "),
         # What changes where and how it runs.
         ({"container": {"env": ENV[::-1]}}, SAME, ""),
@@ -72,6 +72,23 @@ def test_what_a_changed_job_is(changed: dict[str, Any], verdict: str, phrase: st
     assert len(differences.all) == (verdict != SAME)
     stored = Request.model_validate_json(before.model_dump_json())  # as a record has it
     assert compare(stored, after) == differences
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({}, "train.py 40 0.02 RATE=… TRAIN_SEED=7"),
+        ({"container": {"args": ["a b"], "env": []}}, "train.py 'a b'"),
+        ({"container": {"command": ["/usr/bin/python3.11", "-u", "-m", "train"], "env": []}}, "train 40 0.02"),
+        ({"container": {"command": "train.py", "args": 5, "env": []}}, "train.py 5"),  # only a cluster has it
+        (
+            {"container": {"args": [], "env": []}, "evaluator": {"env": [{"name": "SPLIT"}, ENV[1]]}},
+            "train.py evaluator's SPLIT=… evaluator's TRAIN_SEED=7",
+        ),
+    ],
+)
+def test_how_a_request_is_shown(changed: dict[str, Any], shown: str) -> None:
+    assert describe(read_request(job(**changed))) == shown
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def to_html(
     ]
     last = tuple(map(printable, shown[-_SHOWN_EVENTS:]))
     page = replace(page, about=(printable(where), *page.about), events=last)
-    below = [f"notice  {text}" for text in page.texts("notice")]
+    below = [f"{name}  {text}" for name, text in page.rows if name in ("request", "notice")]
     below += map(printable, describe_failure(job, results)) if job.outcome is Outcome.FAILED else ()
     console = Console(
         record=True, width=_COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor"
