@@ -27,6 +27,7 @@ from trainjob.client.presenter import (
     write_rows,
 )
 from trainjob.client.request import describe as describe_request
+from trainjob.client.request import describe_environment
 from trainjob.client.view import Figures, JobView, ReplicaView, as_number, current_metrics, describe_pod
 from trainjob.core.pods import Pod
 from trainjob.core.progress import WAITING_FOR_STORAGE
@@ -247,6 +248,7 @@ def build_page(
         if is_here
         else ("namespace", job.namespace),
         ("request", quoted(describe_request(job.request))),
+        ("environment", quoted(describe_environment(job.request))),
         ("time", "; ".join(_ages(job, now)) if now is not None else ""),
         ("workers", workers and f"{workers}{'' if job.is_over else ' ready'}" if not is_here else ""),
         ("progress", describe_figures(job, left)),

@@ -45,24 +45,27 @@ class Request(BaseModel):
 
 
 def describe(request: Request) -> str:
-    """Return it as people type it: `train.py --epochs 9 TRAIN_SEED=2 RATE=…`, or `epochs=9` of a function.
-
-    Of variables that aren't the trainer's only the names are shown: their values may be secret.
-    """
+    """Return it as people type it: `train.py --epochs 9 TRAIN_SEED=2`, or `epochs=9` of a function."""
     asked = request.asked
     words = [str(word) for name in ("command", "arguments") for word in asked.get(name) or ()]
     words = [*dropwhile(_INTERPRETER.fullmatch, words)]
     settings = (
-        f"{found['whose'] or ''}{found['name']}={'…' if _CONCEALED.match(name) else _shown(value)}"
+        f"{found['whose']}{found['name']}={_shown(value)}"
         for name, value in asked.items()
-        if (found := _NAMED.match(name))
+        if (found := _NAMED.match(name)) and not _CONCEALED.match(name)
     )
     return " ".join((*([] if words == [_OF_FUNCTIONS] else [shlex.join(words)]), *settings))
 
 
+def describe_environment(request: Request) -> str:
+    """Return the names of its other variables, `RATE, TOKEN`: the values may be secret, and aren't kept."""
+    found = (_NAMED.match(name) for name in request.asked if _CONCEALED.match(name))
+    return ", ".join(f"{name['whose']}{name['name']}" for name in found if name)
+
+
 _INTERPRETER = re.compile(r"(.*/)?python[\d.]*|-[A-Za-z]")
 _OF_FUNCTIONS = "trainjob_trainer.function"
-_NAMED = re.compile(r"(?P<whose>.+'s )?(?:env|kwargs) (?P<name>.+)")
+_NAMED = re.compile(r"(?P<whose>(?:.+'s )?)(?:env|kwargs) (?P<name>.+)")
 _CONCEALED = re.compile(rf"(.+'s )?env (?!{SETTING})")
 """Variables whose values may be secret."""
 
@@ -188,7 +191,7 @@ _OF_A_CONTAINER = {
 _CHANGE_NOTHING = frozenset(
     ["CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL", "TRAIN_CHECKPOINT_EVERY", "TRAIN_KEEP"]
 )
-_OF_A_SHELL = frozenset(["OLDPWD", "PATH", "PWD", "TERM"])
+_OF_A_SHELL = frozenset(["OLDPWD", "PATH", "PWD", "TERM", "_"])
 
 
 def read_request(manifest: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Request:
