@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def test_two_runs(tmp_path: Path, golden: Golden, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "curves.svg").read_text().count("<polyline") == 6
     again = call("compare", str(tmp_path / "digits"), "digits").stdout
     assert "  differs in    nothing that was asked for\n" in again
+    three = call("compare", "digits.1", "digits", "digits.1").stdout.splitlines()
+    assert three[-1].split() == ["lr", "0.1", "0.1", "0.1"]
 
 
 def test_one_run_is_shown_with_its_own_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +129,13 @@ def at(seconds: int) -> str:
         ({}, ""),
         ({"stateSeconds": {"training": 100, "since": at(0)}}, "1m50s"),
         ({"state": "Complete", "stateSeconds": {"training": 100, "since": at(0)}}, "1m40s"),
+        # Its record ends 65 seconds after the start.
+        ({"startTime": at(-60), "stateSeconds": {"training": 100, "since": at(0)}}, "1m45s"),
         ({"state": "Restarting", "stateSeconds": {"training": 100, "since": at(0)}}, "1m40s"),
     ],
 )  # fmt: skip
 def test_the_time_trained(fields: dict[str, Any], expected: str) -> None:
-    run = Compared("digits", build_run(**fields), {})
+    run = Compared("digits", replace(build_run(**fields), interrupted="startTime" in fields), {})
     assert build_table([run], NOW + timedelta(seconds=10))[2][1] == expected
 
 
