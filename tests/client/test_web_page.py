@@ -142,7 +142,7 @@ async def shows_what_has_changed(page: Page) -> None:
     await page.until(text("#curves", "training 87.5 %"))
     assert (
         await page.evaluate("document.querySelector('#curves path').getAttribute('d')")
-        == "M40.0 6.0L294.0 87.0"
+        == "M26.4 6.0L294.0 87.0"
     )
     await page.until(text("#log", "two"))
     assert await page.evaluate("document.querySelectorAll('img, script:not([src])').length") == 0
