@@ -36,8 +36,9 @@ settings.register_profile(
 settings.load_profile("trainjob")
 
 CLUSTER = "tests/e2e/"
-CLUSTERS = (f"{CLUSTER}node/", CLUSTER)
-"""Folders of tests that share a cluster: one with pods, one without."""
+CLUSTERS = (f"{CLUSTER}node/", f"{CLUSTER}control_plane/test_docs.py", CLUSTER)
+"""Folders of tests that share a cluster: one with pods, two without."""
+FLEET = "tests/fleet/"
 FORMS = "tests/keras_forms/"
 """Its tests' parameters begin with the group whose processes they share."""
 SHAPES = "tests/script_shapes/"
@@ -86,7 +87,10 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: pods."""
+    """Begin with what takes longest: pods. All of a fleet is nightly."""
+    for item in items:
+        if item.nodeid.startswith(FLEET):
+            item.add_marker("nightly")
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in LONG])
 
 

@@ -17,6 +17,7 @@ COMMANDS = [
     "submit",
     "list",
     "get",
+    "compare",
     "logs",
     "wait",
     "suspend",

@@ -122,11 +122,11 @@ def test_the_best_values() -> None:
     for step, accuracy in ((20, 0.9), (40, 0.96), (60, 0.95)):
         metrics = {"accuracy": accuracy, "loss": 0.1, "fid": accuracy, "auc": "nan"}
         job = build_run(
-            [build_replica(step=step, metrics={"accuracy": "1", "val_loss": f"{step / 100}"})],
+            [build_replica(step=step, metrics={"accuracy": "1", "val_mae": f"{step / 100}"})],
             evaluation=EvaluationResult(step=step, metrics=metrics),
         )
         history.observe(job)
-    best = ["accuracy 96.0 % at step 40, val_loss 0.2 at step 20"]
+    best = ["val_accuracy 96.0 % at step 40, val_mae 0.2 at step 20"]
     assert build_page(job, history).texts("best") == best
 
 

@@ -132,6 +132,25 @@ def test_curves_are_figures_with_training_and_validation() -> None:
     ]
 
 
+def test_other_runs_are_beside_the_series_of_a_metric_that_the_run_has_too() -> None:
+    curves = {"loss": {1: 1.0}, "val_loss": {1: 2.0}}
+    other = {"loss": {1: 3.0}, "lr": {1: 0.1}}
+    figures = figures_of(
+        curves, [("digits.1\x1b[2J", {**curves, "val_loss": {1: math.nan}}), ("digits.2", other)]
+    )
+    assert [(each["name"], each["series"]) for each in figures] == [
+        (
+            "loss",
+            [
+                {"label": "training", "points": [(1, 1.0)]},
+                {"label": "validation", "points": [(1, 2.0)]},
+                {"label": "digits.1", "other": 0, "points": [(1, 1.0)]},
+                {"label": "digits.2", "other": 1, "points": [(1, 3.0)]},
+            ],
+        )
+    ]
+
+
 def test_a_long_curve_keeps_its_ends_and_its_peaks() -> None:
     curve = dict.fromkeys(range(10000), 1.0) | {5_001: 9.0, 5_003: -9.0, 7_000: math.inf}
     shown = thin_out(curve, 100)

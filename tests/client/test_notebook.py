@@ -48,6 +48,7 @@ def test_a_running_job_has_state_step_time_left_curve_workers_and_events() -> No
         "evaluation at step 80: loss 0.6",
         "2/2 workers ready",
         "03:04:05 Running: all 2 workers run",
+        "request  train.py",
         "<polyline",
     ):
         assert part in html

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from support.world.jobs import build_job
-from trainjob.client.request import Request, compare, read_local_request, read_request
+from trainjob.client.request import (
+    Request,
+    compare,
+    describe,
+    describe_environment,
+    read_local_request,
+    read_request,
+)
 from trainjob.cluster.local import LocalOptions
 
 ARGUMENTS = ["40", "0.02"]
@@ -41,7 +48,7 @@ SAME, REFUSED, CONTINUES = "same", "refused", "continues"
         ({"container": {"workingDir": "/a"}}, REFUSED, "workingDir /a (was not set)"),
         ({"pod": {"volumes": [{"name": "data"}]}}, REFUSED, 'volumes [{"name": "data"}] (was not set)'),
         ({"chief": {}}, REFUSED, "chief true (was not set)"),
-        ({"evaluator": {"env": [{"name": "SPLIT", "value": "b"}]}}, REFUSED, "evaluator's env SPLIT"),
+        ({"evaluator": {"env": [{"name": "SPLIT", "value": "b"}]}}, REFUSED, "evaluator's env SPLIT (not"),
         ({"output": {"claim": {"claimName": "b"}}}, REFUSED, "output "),
         # What changes where and how it runs.
         ({"container": {"env": ENV[::-1]}}, SAME, ""),
@@ -72,6 +79,25 @@ def test_what_a_changed_job_is(changed: dict[str, Any], verdict: str, phrase: st
     assert len(differences.all) == (verdict != SAME)
     stored = Request.model_validate_json(before.model_dump_json())  # as a record has it
     assert compare(stored, after) == differences
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown", "environment"),
+    [
+        ({}, "train.py 40 0.02 TRAIN_SEED=7", "RATE"),
+        ({"container": {"args": ["a b"], "env": []}}, "train.py 'a b'", ""),
+        ({"container": {"command": ["/bin/python3.11", "-u", "-m", "a"], "env": []}}, "a 40 0.02", ""),
+        ({"container": {"command": "a.py", "args": 5, "env": []}}, "a.py 5", ""),  # only a cluster has it
+        (
+            {"container": {"args": []}, "evaluator": {"env": [{"name": "SPLIT"}, ENV[1]]}},
+            "train.py TRAIN_SEED=7 evaluator's TRAIN_SEED=7",
+            "RATE, evaluator's SPLIT",
+        ),
+    ],
+)
+def test_how_a_request_is_shown(changed: dict[str, Any], shown: str, environment: str) -> None:
+    request = read_request(job(**changed))
+    assert (describe(request), describe_environment(request)) == (shown, environment)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +173,7 @@ def test_in_a_cluster_image_and_code_are_the_code() -> None:
 
 
 FILES = {
-    "train.py": "import helper, inner.model\nopen('settings.json'), os.environ['RATE'], os.environ['PATH']\n",
+    "train.py": "import helper, inner.model\nopen('settings.json')\n'_', environ['RATE'], environ['PATH']\n",
     "helper.py": "from parts import *",
     "parts.py": "",
     "inner/model.py": "",
@@ -262,6 +288,7 @@ def test_a_packed_function_names_modules_and_variables_too(project: Path) -> Non
         ("TOKEN", True),  # what a cluster has in a Secret
         ("TRAIN_KEEP", False),
         ("OTHER", False),
+        ("_", False),
         ("PATH", False),  # of the shell, though the code has it in quotes
     ],
 )

@@ -13,11 +13,13 @@ import pytest
 from testbed import Unfit
 from testbed.browser import Page, open_page
 
+from support.cli.outputs import write_output
 from support.cli.played_run import PlayedRun
 from support.cli.program import NOW, build_replica, build_run
 from support.cli.server import CliServer
-from support.cli.stored_jobs import stored_job
+from support.cli.stored_jobs import store_run, stored_job
 from trainjob.client.connection import ClusterOptions
+from trainjob.client.run_record import index_name
 from trainjob.client.view import JobView
 from trainjob.client.web.live_jobs import LiveJobs
 from trainjob.client.web.server import serve
@@ -98,6 +100,28 @@ async def test_the_page_shows_jobs_as_they_change(page: Page, api: CliServer, tm
     assert [problem for problem in page.problems if "stream" not in problem] == []
 
 
+async def test_runs_of_its_name_are_drawn_beside_a_run(page: Page, tmp_path: Path) -> None:
+    for number, loss in enumerate((0.5, 0.75)):
+        metrics = f'"metrics": {{"loss": {loss}, "val_loss": {loss}}}}}\n'
+        folder = tmp_path / ("digits.1" if number else "digits")
+        lines = [f'{{"step": {step * (1 + number)}, {metrics}' for step in (10, 20)]
+        write_output(folder, {"logs/history.jsonl": "".join(lines).encode()})
+        store_run(folder, training(10), ended=NOW, end="failed")
+    drawn = "[...document.querySelectorAll('#curves path')].map((path) => path.getAttribute('class')).join()"
+    async with served() as address:
+        await page.look(1280, 900)
+        await page.open(f"{address}#run%2F{index_name(tmp_path / 'digits')}")
+        await page.until(text("#curves", "digits.1 validation 0.75"))
+        assert await page.evaluate(drawn) == "first other other-0,second other other-0,first,second"
+        label = await page.evaluate("document.querySelector('#curves svg').ariaLabel")
+        assert label.startswith("loss at step 20: training 0.5, validation 0.5, digits.1 0.75")
+        assert (await page.picture()).startswith(b"\x89PNG")
+        await page.evaluate("document.getElementById('others').click()")
+        await page.until(f"{drawn} === 'first,second'")
+        assert not await page.evaluate(text("#curves", "digits.1"))
+    assert [problem for problem in page.problems if "stream" not in problem] == []
+
+
 async def shows_everything(page: Page) -> None:
     await page.until(text("#job-message", EVIL))
     await page.until("document.querySelectorAll('#replicas tbody tr').length === 16")
@@ -118,7 +142,7 @@ async def shows_what_has_changed(page: Page) -> None:
     await page.until(text("#curves", "training 87.5 %"))
     assert (
         await page.evaluate("document.querySelector('#curves path').getAttribute('d')")
-        == "M40.0 6.0L294.0 87.0"
+        == "M26.4 6.0L294.0 87.0"
     )
     await page.until(text("#log", "two"))
     assert await page.evaluate("document.querySelectorAll('img, script:not([src])').length") == 0

@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from importlib.resources import files
 from pathlib import Path
 from tempfile import gettempdir
@@ -26,6 +27,7 @@ from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import RUNNING, call, ended, store_run, stored_job, stored_pod
 from trainjob.client.connection import ClusterOptions
+from trainjob.client.history import History
 from trainjob.client.run_record import index_name, read_run_folder
 from trainjob.client.runs import LocalJob
 from trainjob.client.web.live_jobs import LiveJobs
@@ -286,6 +288,37 @@ async def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
             await LocalJob(read_run_folder(folder)).delete()  # type: ignore[arg-type]
             assert await stream.until("job", lambda job: job is None) is None
             await stream.until("jobs", lambda jobs: [row["name"] for row in jobs["rows"]] == ["earlier"])
+
+
+async def test_the_newest_runs_of_its_name_are_drawn_beside_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[str]()
+
+    def read_one(folder: Path, on_damage: Callable[[str], None]) -> History:
+        read.append(folder.name)
+        return {"loss": {1: float(folder.name[-1])}}
+
+    monkeypatch.setattr("trainjob.client.web.live_jobs.read_history", read_one)
+    run = PlayedRun(tmp_path / "digits.2", build_run([build_replica(step=1)]))
+    names = ("digits.1", "digits.3", "digits.4", "digits.5", "digits-b.6", "digitsx.7", "other/digits.8")
+    for number, name in enumerate(names):
+        store_run(tmp_path / name, began=NOW + timedelta(hours=number), ended=NOW, end="complete")
+    async with opened() as client, client.stream(job=f"run/{index_name(run.folder)}") as stream:
+        await stream.until("jobs", lambda jobs: len(jobs["rows"]) == len(names))
+        async with run.serve():
+            job = await stream.until("job", lambda job: job and len(job["curves"][0]["series"]) == 4)
+            assert job["curves"][0]["series"] == [
+                {"label": "training", "points": [[1, 2.0]]},
+                *(
+                    {"label": f"digits.{number}", "other": place, "points": [[1, float(number)]]}
+                    for place, number in enumerate((5, 4, 3))
+                ),
+            ]
+            for step in (2, 3):
+                run.show(build_run([build_replica(step=step)]))
+                await stream.until("job", lambda job, step=step: job["steps"] == f"{step}")
+    assert sorted(name for name in read if name != "digits.2") == ["digits.3", "digits.4", "digits.5"]
 
 
 async def test_a_run_that_is_started_again_is_another_one(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def sample_weight_in_evaluate(scope):
     return seen(evaluated=model.evaluate(x, y, sample_weight=np.linspace(0, 2, 96), verbose=0))
 
 
-@form(workers=3, killed=True)
+@form(nightly="kill", workers=3, killed=True)
 def validation_split(scope):
     return fitted(scope, validation_split=0.25)
 

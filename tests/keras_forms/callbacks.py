@@ -52,7 +52,7 @@ def rate_by_schedule(scope):
     return seen(*fitted(scope, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)))
 
 
-@form(workers=3, killed=True)
+@form(nightly="kill", workers=3, killed=True)
 def model_checkpoint(scope):
     callback = keras.callbacks.ModelCheckpoint("best-{epoch}.keras", save_best_only=True, monitor="val_loss")
     return seen(*fitted(scope, callback))
@@ -66,7 +66,7 @@ def model_checkpoint_every_few_batches(scope):
     return seen(*fitted(scope, callback))
 
 
-@form(workers=3, killed=True, apart=("rows",))
+@form(nightly="kill", workers=3, killed=True, apart=("rows",))
 def csv_logger(scope):
     """The first worker's file has a row for each epoch, once."""
     model, history = fitted(scope, keras.callbacks.CSVLogger("log.csv"))
@@ -129,7 +129,7 @@ def lambda_callback(scope):
     return seen(model, history, told=told)
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def swapped_averages(scope):
     model = dense(scope, lambda: keras.optimizers.Adam(0.01, use_ema=True))
     return seen(*fitted(scope, keras.callbacks.SwapEMAWeights(swap_on_epoch=True), model=model))

@@ -17,7 +17,7 @@ def batches(rows=96, size=24):
     return tf.data.Dataset.from_tensor_slices(numbers(rows)).batch(size)
 
 
-@form(workers=3, killed=True)
+@form(nightly="kill", workers=3, killed=True)
 def finite_dataset(scope):
     model = dense(scope)
     history = model.fit(batches(), validation_data=batches(48), epochs=2, verbose=0)
@@ -31,7 +31,7 @@ def endless_dataset(scope):
     return seen(model, model.fit(data, steps_per_epoch=3, epochs=2, verbose=0))
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def dataset_longer_than_an_epoch(scope):
     model = dense(scope)
     return seen(model, model.fit(batches().repeat(3), steps_per_epoch=3, epochs=3, verbose=0))
@@ -58,7 +58,7 @@ def endless_dataset_with_endless_validation(scope):
     return seen(model, history)
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def dataset_of_unknown_length_in_steps(scope):
     model = dense(scope)
     data = batches(240).filter(lambda x, y: tf.reduce_sum(x) > -1e6)
@@ -89,7 +89,7 @@ def fitted(model, *fits):
     return {name: [value for one in found for value in one[name]] for name in found[-1]}
 
 
-@form(workers=3, killed=True)
+@form(nightly="kill", workers=3, killed=True)
 def shuffled_dataset_in_three_fits(scope):
     data, model = shuffled(), dense(scope)
     return seen(model, losses=fitted(model, (data, {"epochs": 3}), (data, {"epochs": 2}), (data, {})))
@@ -132,7 +132,7 @@ def shuffled_dataset_after_fits_that_ended_early(scope):
     return seen(model, losses=history)
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def validation_from_the_same_shuffle(scope):
     rows, model = shuffled(size=6), dense(scope)
     train, held = rows.skip(4), rows.take(4)
@@ -145,7 +145,7 @@ def validation_from_the_same_shuffle(scope):
     return seen(model, losses=history)
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def rows_repeated_before_they_are_batched(scope):
     data = tf.data.Dataset.from_tensor_slices(numbers(110)).shuffle(110, seed=3).repeat().batch(12)
     model = dense(scope)
@@ -153,7 +153,7 @@ def rows_repeated_before_they_are_batched(scope):
     return seen(model, losses=fitted(model, (data, steps), (data, steps)))
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def dataset_shuffled_after_it_is_repeated(scope):
     data = tf.data.Dataset.from_tensor_slices(numbers(50)).repeat().shuffle(20, seed=3).batch(12)
     model = dense(scope)
@@ -167,7 +167,7 @@ def shuffled_dataset_used_up_by_its_epochs_in_steps(scope):
     return seen(model, losses=fitted(model, (data, steps), (data, steps)))
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def shuffled_dataset_of_unknown_length(scope):
     rows = tf.data.Dataset.from_tensor_slices(numbers())
     before = rows.filter(lambda x, y: x[0] > -1.0).shuffle(96, seed=3).batch(24)
@@ -265,7 +265,7 @@ def dataset_with_weights(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def dataset_of_dicts(scope):
     x, y = numbers()
     with scope():
@@ -477,7 +477,7 @@ def records_by_file(scope):
     return outcome
 
 
-@form(only=True, workers=3, killed=True)
+@form(nightly="kill", only=True, workers=3, killed=True)
 def endless_records_by_file(scope):
     found, model = Records([32, 32, 32]), dense(scope)
     history = model.fit(by_file(found.read().batch(24).repeat()), steps_per_epoch=3, epochs=2, verbose=0)

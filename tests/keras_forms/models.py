@@ -8,7 +8,7 @@ from support.trainer.form_values import classes, numbers, seen
 from support.trainer.forms import form
 
 
-@form(workers=3, killed=True)
+@form(nightly="kill", workers=3, killed=True)
 def sequential_with_input(scope):
     x, y = numbers()
     with scope():
@@ -40,7 +40,7 @@ def classifier(scope):
     return seen(model, history, predictions=model.predict(x, verbose=0))
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def functional_with_dicts(scope):
     x, y = numbers()
     with scope():
@@ -92,7 +92,7 @@ def nested_inputs(scope):
     return seen(model, history, predictions=model.predict(inputs, verbose=0))
 
 
-@form()
+@form(nightly="form")
 def subclassed(scope):
     class Network(keras.Model):
         def __init__(self):
@@ -125,7 +125,7 @@ def layer_that_adds_a_loss(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(nightly="form")
 def regularizers(scope):
     x, y = numbers()
     with scope():
@@ -175,7 +175,7 @@ def attention(scope):
     return seen(model, history)
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def embedding_with_a_smaller_last_batch(scope):
     random = np.random.default_rng(1)
     words, labels = random.integers(0, 20, (84, 5)), random.integers(0, 2, 84)
@@ -192,7 +192,7 @@ def embedding_with_a_smaller_last_batch(scope):
     return seen(model, model.fit(words, labels, batch_size=16, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(nightly="form")
 def embedding_of_positions(scope):
     """Keras's optimizers square each row of a table's gradient by itself; these rows all workers have."""
 
@@ -310,7 +310,7 @@ def shuffled_with_a_seed(scope):
     return seen(model, model.fit(x, y, epochs=2, verbose=0))
 
 
-@form(workers=3, killed=True)
+@form(nightly="kill", workers=3, killed=True)
 def model_inside_a_model(scope):
     x, y = numbers()
     with scope():
@@ -355,7 +355,7 @@ def convolutions(scope):
     return seen(model, model.fit(x, y, batch_size=24, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(nightly="form")
 def load_model_then_fit(scope):
     x, y = numbers()
     with scope():
@@ -380,7 +380,7 @@ def load_model_outside_the_scope_then_fit(scope):
     return seen(loaded, loaded.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def lora(scope):
     x, y = numbers()
     with scope():
@@ -414,7 +414,7 @@ def layer_with_a_seed_generator(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def metrics_of_many_kinds(scope):
     x, y = classes(kinds=2)
     with scope():
@@ -467,7 +467,7 @@ def loss_that_averages_by_itself(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(nightly="form")
 def backbone_of_keras_applications(scope):
     x, y = classes(8, 32 * 32 * 3)
     with scope():

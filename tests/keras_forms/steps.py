@@ -38,7 +38,7 @@ class OwnStep(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def own_train_step_with_the_compiled_loss(scope):
     x, y = numbers()
     with scope():
@@ -278,7 +278,7 @@ def gan_with_two_optimizers(scope):
     return seen(model, model.fit(x, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(nightly="form")
 def contrastive(scope):
     class Contrastive(keras.Model):
         def __init__(self):
@@ -330,7 +330,7 @@ def distillation(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def own_compute_loss(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -348,7 +348,7 @@ def own_compute_loss(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
 
 
-@form()
+@form(nightly="form")
 def own_compute_metrics(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -364,7 +364,7 @@ def own_compute_metrics(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
 
 
-@form(killed=True)
+@form(nightly="kill", killed=True)
 def own_get_metrics_result(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -380,7 +380,7 @@ def own_get_metrics_result(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
 
 
-@form()
+@form(nightly="form")
 def own_test_step(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -437,7 +437,7 @@ def weights_in_an_own_step(scope):
     return seen(model, history)
 
 
-@form()
+@form(nightly="form")
 def metric_of_the_users(scope):
     class Positives(keras.metrics.Metric):
         def __init__(self, **words):

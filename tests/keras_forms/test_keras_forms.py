@@ -37,7 +37,8 @@ def parameters(*, killed: bool = False) -> Iterator[Any]:
         for form in [one for one in forms if one.killed or not killed]:
             defect = form.resume_defect if killed else form.defect
             known = pytest.mark.xfail(strict=True, raises=FormDiffers, reason=defect)
-            marks = [known] if defect else []
+            is_nightly = form.nightly in (("form", "kill") if killed else ("form",))
+            marks = [*([known] if defect else []), *([pytest.mark.nightly] if is_nightly else [])]
             yield pytest.param(group, form, id=f"{group}/{form.name}", marks=marks)
 
 

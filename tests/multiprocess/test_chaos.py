@@ -1,4 +1,4 @@
-"""A real job on a disk that fails, killed at seeded random moments.
+"""A real job that is killed at seeded random moments; also on a disk that fails.
 
 The long version: `python benchmarks/chaos.py --kills 200 --disk-faults 0.01`.
 """
@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from support.trainer.processes import REPOSITORY
 
 COMMAND = ["--kills", "3", "--steps", "400", "--kinds", "worker0,worker1,both", "--seed", "8"]
@@ -18,9 +20,12 @@ FAULTS = ["--disk-faults", "0.01"] if shutil.which("cc") else []
 """One in a hundred system calls on files of the run fails; a C compiler makes what lets them fail."""
 
 
-def test_a_job_that_is_killed_again_and_again_ends_with_the_same_weights() -> None:
+@pytest.mark.parametrize(
+    "faults", [[], pytest.param(FAULTS, marks=pytest.mark.nightly)], ids=["sound", "faulty"]
+)
+def test_a_job_that_is_killed_again_and_again_ends_with_the_same_weights(faults: list[str]) -> None:
     ended = subprocess.run(
-        [sys.executable, str(REPOSITORY / "benchmarks" / "chaos.py"), *COMMAND, *FAULTS],
+        [sys.executable, str(REPOSITORY / "benchmarks" / "chaos.py"), *COMMAND, *faults],
         capture_output=True,
         text=True,
         timeout=1200,
@@ -32,4 +37,4 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_weights() -> No
     assert told["largest_difference"] < 1e-6
     assert told["steps"] == 400
     assert set(told["kills"]) == {"worker0", "worker1", "both"}
-    assert not FAULTS or sum(told["faults"].values()) > 5
+    assert not faults or sum(told["faults"].values()) > 5

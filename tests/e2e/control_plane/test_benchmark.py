@@ -14,6 +14,8 @@ from testbed import Cluster
 
 from support.kube.real_kube import await_crd
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[3]
 GUARD_SECONDS = 300
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()

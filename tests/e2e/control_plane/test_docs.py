@@ -74,6 +74,9 @@ BEFORE = {
     r"kubectl get tj scans": "kubectl apply -f trainjob.yaml",
     r"trainjob run job\.yaml$": "rm -rf runs",  # with other arguments it would be another request
     r"trainjob cp digits:(\S+)": "trainjob run job.yaml; mkdir -p runs/training/digits/{1}",
+    r"trainjob compare digits\.1": "rm -rf runs; trainjob run job.yaml; trainjob run job.yaml --fresh;"
+    " for run in digits.1 digits; do mkdir -p runs/training/$run/logs;"
+    """ echo '{{"step": 1, "metrics": {{"loss": 1}}}}' > runs/training/$run/logs/history.jsonl; done""",
     r"trainjob delete digits\.1": "rm -r runs; trainjob run job.yaml; trainjob run job.yaml --fresh",
     r"kubectl .* delete job,configmap,serviceaccount (\S+)": "for kind in configmap serviceaccount; do"
     " kubectl -n trainjob-system create $kind {1}; done;"

@@ -158,7 +158,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         served.kill()
 
 
-@pytest.mark.parametrize("helm", ["helm", "helm4"], indirect=True)
+@pytest.mark.parametrize("helm", ["helm", pytest.param("helm4", marks=pytest.mark.nightly)], indirect=True)
 def test_installed_from_a_registry(helm: Helm, registry: str) -> None:
     chart = (f"oci://{registry}/charts/trainjob", "--version", VERSION, "--plain-http")
     assert VERSION in helm.run_with_hook("install", "trainjob", *chart)
@@ -171,7 +171,9 @@ def test_installed_from_a_registry(helm: Helm, registry: str) -> None:
     assert not of_release(helm, "deployments")
 
 
-@pytest.mark.parametrize("settings", ["", "watch.namespace=training"])
+@pytest.mark.parametrize(
+    "settings", ["", pytest.param("watch.namespace=training", marks=pytest.mark.nightly)]
+)
 def test_of_all_secrets_the_controller_reads_its_key_alone(helm: Helm, settings: str) -> None:
     jobs = helm.cluster.create_namespace("training") if settings else helm.cluster.create_namespace("any")
     values = ("--set", settings.replace("training", jobs)) if settings else ()

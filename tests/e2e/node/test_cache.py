@@ -86,6 +86,7 @@ def build(buildah: Buildah, context: Path, source: str) -> set[str]:
     return buildah.identities()
 
 
+@pytest.mark.nightly
 @pytest.mark.testbed
 def test_what_older_sources_left_is_deleted_and_what_is_built_on_stays(
     buildah: Buildah, tmp_path: Path
@@ -109,6 +110,7 @@ def test_what_older_sources_left_is_deleted_and_what_is_built_on_stays(
     assert len(buildah.identities()) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.testbed
 def test_the_compilers_scraps_go_with_the_last_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

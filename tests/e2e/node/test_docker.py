@@ -14,7 +14,7 @@ from testbed import cgroups, docker, programs
 from testbed.commands import run
 from testbed.places import state
 
-pytestmark = pytest.mark.testbed
+pytestmark = [pytest.mark.testbed, pytest.mark.nightly]
 
 
 def test_an_engine_runs_privileged_containers_and_leaves_nothing(tmp_path: Path) -> None:

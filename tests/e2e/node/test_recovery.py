@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from testbed.claims import NodeCluster
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[3]
 GUARD_SECONDS = 500
 SCRIPT = "benchmarks/recovery.py"

@@ -163,6 +163,7 @@ def _on_the_machine(folder: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.testbed
 def test_a_cluster_leaves_nothing_behind_even_if_it_was_killed(apart: dict[str, str], tmp_path: Path) -> None:
     before = _on_the_machine(tmp_path)

@@ -70,6 +70,7 @@ class Form:
         resume_shows: the same of its failure.
         refused: the sentence, or a part of it, with which it ends on every worker; then nothing is compared.
         ends_with_epoch: whose weights it ends with: the last one's, unless a callback puts others back.
+        nightly: what isn't run for each change: `form` for all of it, `kill` for the run that is killed.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Form:
     resume_shows: str = ""
     refused: str = ""
     ends_with_epoch: int = -1
+    nightly: str = ""
 
     @property
     def group(self) -> str:
@@ -107,6 +109,7 @@ def form(
     resume_shows: str = "",
     refused: str = "",
     ends_with_epoch: int = -1,
+    nightly: str = "",
     alone: dict[str, tuple[Any, ...]] | None = None,
     only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -264,7 +267,7 @@ def run_group(forms: Sequence[Form], root: Path) -> dict[str, dict[str, Any]]:
             outcomes[one.name][REFERENCE] = known.get(one.name) or reference.result(REFERENCE, one.name)
     for one in unknown:
         if not one.refused and not differences(one, outcomes[one.name]):
-            write_pickle(_kept(one), (_digest(one.file), outcomes[one.name][REFERENCE]))
+            write_pickle(_kept(one), (_digest(one.file, one.devices), outcomes[one.name][REFERENCE]))
     return outcomes
 
 
@@ -275,7 +278,7 @@ def _known(one: Form) -> Any:
     """The outcome that is kept, if nothing that it depends on has changed since; else None."""
     file = _kept(one)
     digest, outcome = pickle.loads(file.read_bytes()) if file.exists() else ("", None)  # noqa: S301 - our own
-    return outcome if digest == _digest(one.file) else None
+    return outcome if digest == _digest(one.file, one.devices) else None
 
 
 def _kept(one: Form) -> Path:
@@ -283,13 +286,19 @@ def _kept(one: Form) -> Path:
 
 
 @functools.cache
-def _digest(file: Path) -> str:
-    """All that the outcomes of its forms depend on: their source, how they are run, what is installed."""
+def _digest(file: Path, devices: int) -> str:
+    """All that the outcomes of its forms depend on: their source, how they are run, what is installed.
+
+    Of what a decorator states, only the number of devices changes something.
+    """
     installed = sorted(f"{one.name} {one.version}" for one in importlib.metadata.distributions())
-    sources = [
-        each.read_text(encoding="utf-8") for each in (file, *sorted(Path(__file__).parent.glob("*.py")))
-    ]
-    return hashlib.sha256(repr([sys.version, installed, sources]).encode()).hexdigest()
+    forms = ast.parse(file.read_text(encoding="utf-8"))
+    for node in forms.body:
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []
+    process = (SCRIPT, SCRIPT.with_name("form_values.py"))
+    sources = [ast.unparse(forms), *(each.read_text(encoding="utf-8") for each in process)]
+    return hashlib.sha256(repr([sys.version, installed, sources, devices]).encode()).hexdigest()
 
 
 def write_pickle(file: Path, value: Any) -> None:

@@ -20,6 +20,7 @@ _MODULES = {
     "submit": "trainjob.cli.submit",
     "list": "trainjob.cli.listing",
     "get": "trainjob.cli.get",
+    "compare": "trainjob.cli.compare",
     "logs": "trainjob.cli.following",
     "wait": "trainjob.cli.following",
     "suspend": "trainjob.cli.change",

@@ -17,11 +17,11 @@ from trainjob.client.connection import ClusterOptions, cluster_jobs
 from trainjob.client.page import cells_of, layout
 from trainjob.client.presenter import format_size
 from trainjob.client.problems import ClusterProblem
-from trainjob.client.request import Request, describe, read_request
+from trainjob.client.request import describe
 from trainjob.client.run_record import all_runs
 from trainjob.client.runs import LocalJob, folder_size, shown_path
-from trainjob.client.view import JobView, manifest_of
-from trainjob.core.wording import printable, short_duration
+from trainjob.client.view import JobView
+from trainjob.core.wording import quoted, short_duration
 from trainjob_trainer.contract.reports import shorten
 
 _EXITS = {
@@ -62,14 +62,14 @@ def list(  # noqa: A001 - the name of the command
         now = datetime.now(UTC)
         found = [each async for each in _find(where, now, here=here, all_namespaces=all_namespaces)]
         found.sort(key=lambda each: each[0], reverse=True)
-        states = [cells_of(job)["STATE"] for _, job, *_ in found]
+        states = [cells_of(job)["STATE"] for _, job, _ in found]
         is_asked_for = [state is None or state.lower() == each.lower() for each in states]
         rows = [[*_TITLES]]
-        for began, job, request, folder in [*compress(found, is_asked_for)][:last]:
+        for began, job, folder in [*compress(found, is_asked_for)][:last]:
             cells = cells_of(job) | {
                 "AGE": short_duration(now - began),
                 "SIZE": format_size(folder_size(folder)) if folder is not None else "",
-                "REQUEST": shorten(printable(describe(request)), _LONGEST_REQUEST),
+                "REQUEST": shorten(quoted(describe(job.request)), _LONGEST_REQUEST),
                 "PLACE": shown_path(folder) if folder is not None else f"namespace {job.namespace}",
             }
             rows.append([cells[title] for title in _TITLES])
@@ -86,11 +86,11 @@ def list(  # noqa: A001 - the name of the command
 
 async def _find(
     where: ClusterOptions, now: datetime, *, here: bool, all_namespaces: bool
-) -> AsyncIterator[tuple[datetime, JobView, Request, Path | None]]:
-    """Yield of each run and job when it began, its state, its request, and a run's folder."""
+) -> AsyncIterator[tuple[datetime, JobView, Path | None]]:
+    """Yield of each run and job when it began, its state, and a run's folder."""
     for run in all_runs():
         with suppress(ClusterProblem):  # deleted meanwhile
-            yield run.record.began, await LocalJob(run).view(), run.record.request, run.folder
+            yield run.record.began, await LocalJob(run).view(), run.folder
     if not here:
         for job in await cluster_jobs(where, all_namespaces=all_namespaces):
-            yield job.created_at or now, job, read_request(manifest_of(job)), None
+            yield job.created_at or now, job, None

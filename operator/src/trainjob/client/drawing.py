@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainjob.client.history import thin_out
+from trainjob.client.history import History, metric_names, thin_out
 from trainjob.client.page import JobHistory, Page, build_page
 from trainjob.client.presenter import (
     IN_PYTHON,
@@ -30,6 +31,7 @@ from trainjob.client.presenter import (
 )
 from trainjob.client.view import JobView, Outcome
 from trainjob.core.wording import printable
+from trainjob_trainer.contract.reports import shorten
 
 _LONGEST_BAR = 20
 _SHOWN_STRAGGLERS = 3
@@ -99,7 +101,7 @@ def to_html(
     ]
     last = tuple(map(printable, shown[-_SHOWN_EVENTS:]))
     page = replace(page, about=(printable(where), *page.about), events=last)
-    below = [f"notice  {text}" for text in page.texts("notice")]
+    below = [f"{name}  {text}" for name, text in page.rows if name in ("request", "notice")]
     below += map(printable, describe_failure(job, results)) if job.outcome is Outcome.FAILED else ()
     console = Console(
         record=True, width=_COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor"
@@ -132,6 +134,116 @@ def draw_curve(curve: Curve, name: str = "loss") -> str:
         f'<polyline points="{path}" fill="none" stroke="#0969da" stroke-width="1.5"/>'
         f'<text x="0" y="{_HEIGHT + 14}" font-size="11" fill="#777">{value}</text></svg>'
     )
+
+
+# Charts of several runs, as a file. Its background is that of the page that shows it: each colour has a
+# contrast of 4 or more on white and on black.
+
+
+_COLOURS = ("#1f78e0", "#c2570c", "#1a8f45", "#a050e0", "#d1357f", "#8f7614")
+_DASHES = ("", ' stroke-dasharray="7 3"', ' stroke-dasharray="2 3"')
+"""After all colours have been used, and after all of them once more."""
+
+_CHART_WIDTH, _CHART_HEIGHT, _CHARTS_A_ROW = 380, 190, 2
+_LEGEND_HEIGHT, _MOST_LETTERS, _LETTER = 18, 100, 6.2
+_MOST_CIRCLES = 40
+_LARGEST = 1e300
+
+
+def draw_charts(runs: Sequence[tuple[str, History]]) -> str:
+    """Return a file of SVG with a chart for each metric and a line for each run; nothing without any value.
+
+    Args:
+        runs: labels for the legend, and curves.
+    """
+    charts: list[str] = []
+    names = metric_names(name for _, curves in runs for name in curves)
+    for name in (f"{prefix}{name}" for name in names for prefix in ("", "val_")):
+        curves = [thin_out(curves.get(name, {}), _MOST_POINTS) for _, curves in runs]
+        curves = [[(step, value) for step, value in curve if abs(value) < _LARGEST] for curve in curves]
+        if any(curves):
+            charts.append(_draw_chart(name, curves))
+    if not charts:
+        return ""
+    legend = [
+        f'<path d="M8 {y}h24" fill="none" stroke-width="2"{_stroke(index)}/>'
+        f'<text x="40" y="{y + 4}">{_written(label)}</text>'
+        for index, (label, _) in enumerate(runs)
+        for y in [_LEGEND_HEIGHT * index + 14]
+    ]
+    top = _LEGEND_HEIGHT * len(runs) + 20
+    placed = [
+        f'<g transform="translate({_CHART_WIDTH * column},{top + _CHART_HEIGHT * row})">{chart}</g>'
+        for index, chart in enumerate(charts)
+        for row, column in [divmod(index, _CHARTS_A_ROW)]
+    ]
+    width = _CHART_WIDTH * _CHARTS_A_ROW
+    height = top + _CHART_HEIGHT * math.ceil(len(charts) / _CHARTS_A_ROW)
+    parts = "\n".join((*legend, *placed))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12" fill="#747c86">\n'
+        f"<title>{_written(', '.join(names))}</title>\n{parts}\n</svg>\n"
+    )
+
+
+def _draw_chart(name: str, curves: Sequence[Sequence[tuple[int, float]]]) -> str:
+    steps = [step for curve in curves for step, _ in curve]
+    first, last = min(steps), max(steps)
+    values = [value for curve in curves for _, value in curve]
+    ticks = _ticks(min(values), max(values))
+    is_share = format_metric(name, max(values)).endswith("%")
+    digits = max(0, -math.floor(math.log10((ticks[1] - ticks[0]) * (100 if is_share else 1)) + 1e-9))
+    form = f".{digits}f" if digits < 6 and abs(ticks[-1]) < 1e6 else ".4g"
+    labels = [f"{100 * tick:{form}} %" if is_share else f"{tick:{form}}" for tick in ticks]
+    left = 14 + _LETTER * max(map(len, labels))
+    right, top, bottom = _CHART_WIDTH - 16, 24, _CHART_HEIGHT - 30
+
+    def x(step: int) -> float:
+        return left + (right - left) * ((step - first) / (last - first) if last > first else 0.5)
+
+    def y(value: float) -> float:
+        return bottom - (bottom - top) * (value - ticks[0]) / (ticks[-1] - ticks[0])
+
+    axes = [
+        f'<path d="M{left:.1f} {y(tick):.1f}H{right}" stroke="#747c86" stroke-opacity="0.3"/>'
+        f'<text x="{left - 6:.1f}" y="{y(tick) + 4:.1f}" text-anchor="end">{label}</text>'
+        for tick, label in zip(ticks, labels, strict=True)
+    ]
+    axes.append(f'<text x="{left:.1f}" y="{bottom + 16}">step {first}</text>')
+    if last > first:
+        axes.append(f'<text x="{right}" y="{bottom + 16}" text-anchor="end">{last}</text>')
+    lines = [
+        f'<polyline points="{" ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in curve)}" '
+        f'fill="none" stroke-width="1.6" stroke-linejoin="round"{_stroke(index)}/>'
+        + "".join(
+            f'<circle cx="{x(step):.1f}" cy="{y(value):.1f}" r="2" fill="{_COLOURS[index % len(_COLOURS)]}"/>'
+            for step, value in (curve if len(curve) <= _MOST_CIRCLES else ())
+        )
+        for index, curve in enumerate(curves)
+        if curve
+    ]
+    title = f'<text x="{left:.1f}" y="14" font-weight="bold">{_written(name)}</text>'
+    return "".join((title, *axes, *lines))
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return three to five round numbers around these, the first not above and the last not below them."""
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-90):
+        room = (abs(low) if abs(low) > 1e-90 else 1.0) / 10
+        low, high = low - room, high + room
+    power = 10.0 ** math.floor(math.log10((high - low) / 3))
+    size = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= (high - low) / 3)
+    return [number * size for number in range(math.floor(low / size), math.ceil(high / size) + 1)]
+
+
+def _stroke(index: int) -> str:
+    dashes = _DASHES[index // len(_COLOURS) % len(_DASHES)]
+    return f' stroke="{_COLOURS[index % len(_COLOURS)]}"{dashes}'
+
+
+def _written(text: str) -> str:
+    return escape(shorten(printable(" ".join(text.split())), _MOST_LETTERS))
 
 
 # The output of a call that waits: a display that is updated in place, or lines.

@@ -12,7 +12,7 @@ import math
 import os
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,13 @@ def read_history(output: Path, on_damage: Callable[[str], None] = lambda _: None
             for name, value in metrics.items():
                 found.setdefault(f"{prefix}{name}", {})[step] = value
     return {name: dict(sorted(values.items())) for name, values in found.items()}
+
+
+def metric_names(curves: Iterable[str]) -> list[str]:
+    """Return the names without `val_`: the loss first, then those that are validated, then the others."""
+    every = [*curves]
+    names = dict.fromkeys(name.removeprefix("val_") for name in every)
+    return sorted(names, key=lambda name: (name != "loss", f"val_{name}" not in every))
 
 
 def thin_out(curve: Mapping[int, float], most: int) -> list[tuple[int, float]]:

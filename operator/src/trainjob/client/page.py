@@ -26,11 +26,13 @@ from trainjob.client.presenter import (
     training_phrases,
     write_rows,
 )
+from trainjob.client.request import describe as describe_request
+from trainjob.client.request import describe_environment
 from trainjob.client.view import Figures, JobView, ReplicaView, as_number, current_metrics, describe_pod
 from trainjob.core.pods import Pod
 from trainjob.core.progress import WAITING_FOR_STORAGE
 from trainjob.core.stragglers import describe, describe_input
-from trainjob.core.wording import count_roles, printable, short_duration
+from trainjob.core.wording import count_roles, printable, quoted, short_duration
 from trainjob_trainer.contract.curves import read_curves
 from trainjob_trainer.contract.replicas import EVALUATOR
 
@@ -250,6 +252,8 @@ def build_page(
         ("folder", results.output if results is not None else job.folder)
         if is_here
         else ("namespace", job.namespace),
+        ("request", quoted(describe_request(job.request))),
+        ("environment", quoted(describe_environment(job.request))),
         ("time", "; ".join(_ages(job, now)) if now is not None else ""),
         ("workers", workers and f"{workers}{'' if job.is_over else ' ready'}" if not is_here else ""),
         ("progress", describe_figures(job, left)),

@@ -57,8 +57,8 @@ def describe_metrics(metrics: Mapping[str, float | str]) -> str:
 
 
 def main_metric(metrics: Mapping[str, float | str]) -> str:
-    """Return the metric that people look at first, such as `accuracy 97.5 %`: a share, else the first one."""
-    ordered = sorted(metrics, key=lambda name: not name.lower().endswith(_SHARES))
+    """Return what people look at first, such as `accuracy 97.5 %`: a share or an AUC, else the first one."""
+    ordered = sorted(metrics, key=lambda name: not name.lower().endswith((*_SHARES, "auc")))
     return format_metric(ordered[0], metrics[ordered[0]]) if ordered else ""
 
 

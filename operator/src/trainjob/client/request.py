@@ -45,20 +45,29 @@ class Request(BaseModel):
 
 
 def describe(request: Request) -> str:
-    """Return it as people type it: `train.py --epochs 9 TRAIN_KEEP=2`, or `epochs=9` of a function."""
+    """Return it as people type it: `train.py --epochs 9 TRAIN_SEED=2`, or `epochs=9` of a function."""
     asked = request.asked
     words = [str(word) for name in ("command", "arguments") for word in asked.get(name) or ()]
     words = [*dropwhile(_INTERPRETER.fullmatch, words)]
     settings = (
-        f"{name.split(' ', 1)[1]}={_shown(value)}"
+        f"{found['whose']}{found['name']}={_shown(value)}"
         for name, value in asked.items()
-        if name.startswith(("kwargs ", f"env {SETTING}"))
+        if (found := _NAMED.match(name)) and not _CONCEALED.match(name)
     )
     return " ".join((*([] if words == [_OF_FUNCTIONS] else [shlex.join(words)]), *settings))
 
 
+def describe_environment(request: Request) -> str:
+    """Return the names of its other variables, `RATE, TOKEN`: the values may be secret, and aren't kept."""
+    found = (_NAMED.match(name) for name in request.asked if _CONCEALED.match(name))
+    return ", ".join(f"{name['whose']}{name['name']}" for name in found if name)
+
+
 _INTERPRETER = re.compile(r"(.*/)?python[\d.]*|-[A-Za-z]")
 _OF_FUNCTIONS = "trainjob_trainer.function"
+_NAMED = re.compile(r"(?P<whose>(?:.+'s )?)(?:env|kwargs) (?P<name>.+)")
+_CONCEALED = re.compile(rf"(.+'s )?env (?!{SETTING})")
+"""Variables whose values may be secret."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,7 @@ def _grows(before: object, after: object) -> bool:
 
 def _changed(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     before, after = then.get(name), now.get(name)
-    if name.startswith("env ") and not name.startswith("env TRAIN_"):  # it may be a secret
+    if _CONCEALED.match(name):
         return f"{name} ({'not set before' if name not in then else 'changed' if name in now else 'not set'})"
     return f"{name} {_shown(after)} (was {_shown(before)})"
 
@@ -173,11 +182,16 @@ def _all(*mappings: Mapping[str, Any]) -> dict[str, None]:
 
 
 _ROLES = ("worker", "chief", "ps", "evaluator")
-_OF_A_CONTAINER = ("command", "args", "workingDir", "envFrom", "volumeMounts")
+_OF_A_CONTAINER = {
+    "command": "command",
+    "args": "arguments",
+    **{name: name for name in ("workingDir", "envFrom", "volumeMounts")},
+}
+"""Fields by their names in messages."""
 _CHANGE_NOTHING = frozenset(
     ["CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL", "TRAIN_CHECKPOINT_EVERY", "TRAIN_KEEP"]
 )
-_OF_A_SHELL = frozenset(["OLDPWD", "PATH", "PWD", "TERM"])
+_OF_A_SHELL = frozenset(["OLDPWD", "PATH", "PWD", "TERM", "_"])
 
 
 def read_request(manifest: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Request:
@@ -205,16 +219,18 @@ def read_request(manifest: Mapping[str, Any], environ: Mapping[str, str] | None 
             for _, container in objects_at(pod, kind):
                 is_trainer = container.get("name") == TRAINER_CONTAINER
                 whose = prefix if is_trainer else f"{prefix}{container.get('name')}'s "
-                for field in _OF_A_CONTAINER:
+                for field, name in _OF_A_CONTAINER.items():
                     if value := container.get(field):
-                        asked[f"{whose}{'arguments' if field == 'args' else field}"] = value
+                        is_word = field in ("command", "args") and not isinstance(value, list)
+                        asked[f"{whose}{name}"] = [value] if is_word else value
                 asked |= _variables(container, whose, environ)
                 if environ is None and (image := container.get("image")):  # here no image is used
                     code[f"{whose}image {image}"] = ""
-    with suppress(KeyError, TypeError, ValueError):  # it is no function, or not packed by this client
+    # It is no function, or not packed by this client.
+    with suppress(KeyError, TypeError, ValueError, AttributeError, RecursionError):
         identity = json.loads(mapping_at(manifest, "metadata", "annotations")[FUNCTION])
         kwargs = {f"kwargs {name}": value for name, value in identity["kwargs"].items()}
-        packed = {"the function": identity["function"], "its files": identity["files"]}
+        packed = {"the function": str(identity["function"]), "its files": str(identity["files"])}
         asked |= {"command": asked["command"][:-1], **kwargs}  # the last part is a path, another each time
         code = {name: digest for name, digest in code.items() if name != "its code"} | packed
     return Request(asked=asked, code=code)

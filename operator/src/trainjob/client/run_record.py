@@ -168,7 +168,7 @@ class Run:
     @property
     def view(self) -> JobView:
         """Return the job as the record has it; interrupted, if it had not ended when its process did."""
-        view = replace(self.record.view, name=self.name, folder=str(self.folder))
+        view = replace(self.record.view, name=self.name, folder=str(self.folder), request=self.record.request)
         if view.outcome is not Outcome.GOING_ON or self.is_running:
             return view
         step = view.status.progress.step if view.status.progress else None

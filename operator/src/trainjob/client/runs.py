@@ -200,7 +200,7 @@ def _read_view(run: Run, response: Mapping[str, Any]) -> JobView:
         view = _adapter(JobView).validate_python(response.get("view"), by_alias=True)
     except ValidationError as error:
         raise NotReached from error
-    return replace(view, name=run.name, folder=str(run.folder))
+    return replace(view, name=run.name, folder=str(run.folder), request=run.record.request)
 
 
 # The logs of a run: for each replica one file, or several, with all of its attempts and earlier runs.

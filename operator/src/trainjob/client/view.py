@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator, ValidationError
+from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
 from trainjob.api import API_VERSION, KIND, Evaluation, Progress, TrainJobStatus
+from trainjob.client.request import Request, read_request
 from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import (
     AgentReport,
@@ -93,6 +94,7 @@ class JobView:
         uid: distinguishes it from earlier and later jobs of its name.
         created_at: by the API server's clock.
         deleting: its deletion has been requested.
+        request: what was asked for; of a run here, with the caller's environment and the code's files.
         elapsed: the time from its start to its end; of a run here, until now.
         evaluation: the latest result of the evaluator.
         checkpoint_step: the step of the newest reported checkpoint.
@@ -110,6 +112,7 @@ class JobView:
     status: TrainJobStatus = field(default_factory=TrainJobStatus)
     created_at: datetime | None = None
     deleting: bool = False
+    request: Annotated[Request, Field(exclude=True)] = field(default_factory=Request)  # the record has it
     elapsed: timedelta | None = None
     evaluation: Evaluation | EvaluationResult | None = None
     checkpoint_step: int | None = None
@@ -202,6 +205,7 @@ def read_job(manifest: Mapping[str, Any]) -> JobView:
         status=status,
         created_at=read_time(meta.get("creationTimestamp")),
         deleting=bool(meta.get("deletionTimestamp")),
+        request=read_request(manifest),
         elapsed=end - start if start and end else None,
         evaluation=status.evaluation,
         checkpoint_step=status.output.checkpoint_step if status.output else None,

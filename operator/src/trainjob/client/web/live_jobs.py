@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob.client.connection import ClusterOptions, connected, has_cluster
 from trainjob.client.handle import ClusterJob, JobHandle
-from trainjob.client.history import History, history_state, read_history, thin_out
+from trainjob.client.history import History, history_state, metric_names, read_history, thin_out
 from trainjob.client.job_logs import Wanted, newest_pods, own_pods
 from trainjob.client.jobs import follow, job_scope, pod_scope
 from trainjob.client.page import JobHistory, ReplicaRow, build_page, cells_of
@@ -82,14 +82,23 @@ class LiveJob:
             "began": self.began.isoformat() if self.began is not None else None,
         }
 
-    async def details(self, objects: ClusterObjects | None) -> Json:
-        """Return what the page shows of it, its row included; `objects` of a job in a cluster."""
+    async def details(self, objects: ClusterObjects | None, others: Iterable[LiveJob] = ()) -> Json:
+        """Return what the page shows of it, its row included.
+
+        Args:
+            objects: of a job in a cluster.
+            others: runs of its name, whose curves are shown beside its own.
+        """
         job, folder = self.view, self.folder
         pods: Iterable[Pod] = ()
         events: Iterable[PostedEvent] = job.events
+        beside = list[tuple[str, History]]()
         if folder is not None:
-            await asyncio.to_thread(self._read_curves, folder)
-            _, curves, damages = self._read
+            _, curves, damages = await asyncio.to_thread(self._read_curves, folder)
+            for other in others:
+                if other.folder is not None:
+                    _, drawn, _ = await asyncio.to_thread(other._read_curves, other.folder)
+                    beside.append((other.view.name, drawn))
             notes, results = [*damages], await asyncio.to_thread(results_in, folder)
         else:
             note = _THINNED if job.status.curves else _SAMPLED
@@ -105,15 +114,17 @@ class LiveJob:
             "replicas": list(map(_replica, page.replicas)),
             "events": list(map(_event, sorted(events, key=lambda event: event.at, reverse=True))),
             "end": list(map(printable, describe_end(job, results))) if job.is_over and has_failure else [],
-            "curves": figures_of(curves),
+            "curves": figures_of(curves, beside),
             "notes": list(map(printable, notes)),
         }
 
-    def _read_curves(self, folder: Path) -> None:
+    def _read_curves(self, folder: Path) -> tuple[object, History, tuple[str, ...]]:
+        """Return its curves, and sentences about damage; what hasn't changed isn't read again."""
         state, damages = history_state(folder), list[str]()
         if self._read[0] != state:
             with suppress(OSError, ValueError):  # a folder that is being removed, a file that is no text
                 self._read = state, read_history(folder, damages.append), tuple(damages)
+        return self._read
 
 
 _SAMPLED = (
@@ -148,16 +159,16 @@ def read_event(manifest: Manifest) -> PostedEvent:
     return PostedEvent(event_time(manifest), kind, reason, message + often)
 
 
-_MOST_POINTS = 600
+_MOST_POINTS, _MOST_POINTS_BESIDE = 600, 200
 
 
-def figures_of(curves: History) -> list[Json]:
+def figures_of(curves: History, beside: Sequence[tuple[str, History]] = ()) -> list[Json]:
     """Return a figure for each metric, with its training and its validation.
 
-    The loss comes first, then the metrics that are validated, then the others.
+    Args:
+        curves: of the job that is shown.
+        beside: names and curves of other runs; a series of one of them has its number as `other`.
     """
-    names = dict.fromkeys(name.removeprefix("val_") for name in curves)
-    ordered = sorted(names, key=lambda name: (name != "loss", f"val_{name}" not in curves))
     return [
         {
             "name": printable(name),
@@ -166,9 +177,15 @@ def figures_of(curves: History) -> list[Json]:
                 {"label": label, "points": thin_out(curves[prefix + name], _MOST_POINTS)}
                 for label, prefix in {"training": "", "validation": "val_"}.items()
                 if curves.get(prefix + name)
+            ]
+            + [
+                {"label": f"{printable(run)}{label}", "other": number, "points": points}
+                for number, (run, known) in enumerate(beside)
+                for label, prefix in {"": "", " validation": "val_"}.items()
+                if (points := thin_out(known.get(prefix + name, {}), _MOST_POINTS_BESIDE))
             ],
         }
-        for name in ordered
+        for name in metric_names(curves)
     ]
 
 
@@ -207,6 +224,13 @@ class ClusterObjects:
             self._on_change()
 
 
+_MOST_BESIDE = 3
+
+
+def _began(job: LiveJob) -> datetime:
+    return job.began or datetime.min.replace(tzinfo=UTC)
+
+
 class LiveJobs:
     """All jobs, kept up to date while `run` runs.
 
@@ -237,10 +261,20 @@ class LiveJobs:
     @property
     def rows(self) -> list[Json]:
         """Return the row of each job: those that go on, then the latest."""
-        jobs = sorted(
-            self.jobs.values(), key=lambda job: job.began or datetime.min.replace(tzinfo=UTC), reverse=True
-        )
+        jobs = sorted(self.jobs.values(), key=_began, reverse=True)
         return [job.row for job in sorted(jobs, key=lambda job: job.view.is_over)]
+
+    def beside(self, job: LiveJob) -> list[LiveJob]:
+        """Return the newest other runs of a run's name in its folder, such as `digits.1` beside `digits`."""
+        found = [
+            each
+            for each in self.jobs.values()
+            if each.folder is not None and job.folder is not None and each.folder != job.folder
+            if each.folder.parent == job.folder.parent
+            if each.folder.name.partition(".")[0]
+            == job.folder.name.partition(".")[0]  # no job's name has a dot
+        ]
+        return sorted(found, key=_began, reverse=True)[:_MOST_BESIDE]
 
     async def later_than(self, version: int) -> int:
         """Return the version once it is another one."""

@@ -157,7 +157,16 @@ function showJob(job) {
   onChange("replicas", job.replicas, showReplicas);
   onChange("events", job.events, showEvents);
   // Not under somebody's pointer: the values that are read there would go.
-  if (!find("curves").matches(":hover, :focus-within")) onChange("curves", job.curves, (curves) => find("curves").replaceChildren(...curves.map(figure)));
+  if (!find("curves").matches(":hover, :focus-within")) onChange("curves", job.curves, showCurves);
+}
+
+let curves = [];
+
+function showCurves(received) {
+  curves = received;
+  find("beside").hidden = !curves.some((curve) => curve.series.some(isOther));
+  const shown = find("others").checked ? curves : curves.map((curve) => ({ ...curve, series: curve.series.filter((each) => !isOther(each)) }));
+  find("curves").replaceChildren(...shown.map(figure));
 }
 
 function showReplicas(replicas) {
@@ -208,19 +217,26 @@ function figure(curve) {
   if (!points.length) return made;
   const scale = scaleOf(points, curve.percent);
   const parts = curve.series.map((each, index) => `${each.label} ${latest[index]}`);
-  svg.setAttribute("aria-label", `${curve.name} at step ${scale.last}: ${parts.join(", ")}`);
+  const own = curve.series.filter((each) => !isOther(each)).flatMap((each) => each.points);
+  const reached = Math.max(...(own.length ? own : points).map((point) => point[0]));
+  svg.setAttribute("aria-label", `${curve.name} at step ${reached}: ${parts.join(", ")}`);
   drawAxes(svg, scale);
-  for (const each of curve.series) drawLine(svg, scale, each);
+  for (const each of [...curve.series].sort((one, two) => isOther(two) - isOther(one))) drawLine(svg, scale, each);
   readOut(svg, curve, scale, (step) => legend(step === null ? latest : curve.series.map((each) => valueAt(each, step, written))));
   return made;
 }
 
-const lineOf = (series) => (series.label === "validation" ? "second" : "first");
+const isOther = (series) => series.other !== undefined;
+
+function lineOf(series) {
+  const kind = /(^| )validation$/.test(series.label) ? "second" : "first";
+  return isOther(series) ? `${kind} other other-${series.other}` : kind;
+}
 
 function drawLine(svg, scale, series) {
   const path = series.points.map(([step, value]) => `${scale.x(step).toFixed(1)} ${scale.y(value).toFixed(1)}`);
   svg.append(drawn("path", { d: `M${path.join("L")}`, class: lineOf(series) }));
-  if (series.points.length > 40) return;
+  if (isOther(series) ? series.points.length > 1 : series.points.length > 40) return;
   for (const [step, value] of series.points) {
     svg.append(drawn("circle", { cx: scale.x(step), cy: scale.y(value), r: 2, class: lineOf(series) }));
   }
@@ -229,6 +245,7 @@ function drawLine(svg, scale, series) {
 const nearest = (steps, step) => steps.reduce((best, each) => (Math.abs(each - step) < Math.abs(best - step) ? each : best));
 
 function valueAt(series, step, written) {
+  if (!series.points.length) return "no number";
   const known = nearest(series.points.map((point) => point[0]), step);
   return `${written(series.points.find((point) => point[0] === known)[1])} at ${known}`;
 }
@@ -351,6 +368,7 @@ window.addEventListener("hashchange", choose);
 find("skip").addEventListener("click", () => find("job-title").focus());
 find("filter").addEventListener("input", listRows);
 find("replica").addEventListener("change", connect);
+find("others").addEventListener("change", () => showCurves(curves));
 find("every").addEventListener("change", (event) => find("log").classList.toggle("brief", !event.target.checked));
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;

@@ -187,7 +187,7 @@ class _Stream:
                 while uid == (self._job and self._job.view.uid):
                     version = await self._jobs.later_than(version)
                     job = self._job
-                    details = await job.details(objects) if job is not None else None
+                    details = await job.details(objects, self._jobs.beside(job)) if job is not None else None
                     if details != sent:
                         await self._send("job", details)
                     sent = details
