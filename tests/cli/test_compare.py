@@ -196,7 +196,7 @@ def test_a_job_whose_output_cannot_be_read_has_the_figures_of_its_status(
     api.rules.append(refuse)
     started = {"startTime": "2026-01-02T03:04:05Z"}
     api.put(stored_job(progress={"step": 3, "metrics": {"loss": "0.75"}}, **started))
-    api.put(stored_job("Complete", name="other"))
+    api.put(stored_job("Complete", name="other", curves={"val_loss": "10:0.5 20:0.25 30:0.375"}))
     result = call("compare", "digits", "other", "-n", "default")
     assert (result.exit_code, result.stderr) == (0, "")
     golden(result.stdout)

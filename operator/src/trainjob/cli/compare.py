@@ -26,6 +26,7 @@ from trainjob.client.request import compare as differences
 from trainjob.client.request import describe
 from trainjob.client.view import JobView, current_metrics
 from trainjob.core.wording import quoted, short_duration
+from trainjob_trainer.contract.curves import read_curves
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def compare(
                 async with open_output(handle, job, _say) as output:
                     return Compared(job.name, job, await output.history(_say))
             except ClusterProblem as problem:
-                return Compared(job.name, job, {}, str(problem))
+                return Compared(job.name, job, read_curves(job.status.curves), str(problem))
 
     async def work() -> list[Compared]:
         with like_ctrl_c():
