@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from testbed.places import cache
@@ -131,30 +131,34 @@ def forms_in(file: Path, workers: tuple[int, ...] = ()) -> list[Form]:
     found = []
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-        for call in decorators:
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "form":
-                stated = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-                by_several, alone, refused, killed = (
-                    stated.pop(name, default)
-                    for name, default in (("differs", {}), ("alone", {}), ("refused", ""), ("killed", False))
+        for call in filter(_is_form, decorators):
+            stated = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+            by_several, alone, refused, killed = (
+                stated.pop(name, default)
+                for name, default in (("differs", {}), ("alone", {}), ("refused", ""), ("killed", False))
+            )
+            own = stated.pop("workers", 2)
+            counts = own if isinstance(own, tuple) else (own,)
+            tried = {1} & {*workers} if stated.pop("only", False) else workers
+            for count in sorted({*counts, *tried}):
+                is_alone = count * stated.get("devices", 1) == 1
+                differs = alone if is_alone else by_several
+                form_ = Form(
+                    node.name if own == count else f"{node.name}-{count}",
+                    file,
+                    count,
+                    differs={name: Differs(*words) for name, words in differs.items()},
+                    refused="" if is_alone else refused,
+                    killed=killed and count == max(counts),
+                    **stated,
                 )
-                own = stated.pop("workers", 2)
-                counts = own if isinstance(own, tuple) else (own,)
-                tried = {1} & {*workers} if stated.pop("only", False) else workers
-                for count in sorted({*counts, *tried}):
-                    is_alone = count * stated.get("devices", 1) == 1
-                    differs = alone if is_alone else by_several
-                    form_ = Form(
-                        node.name if own == count else f"{node.name}-{count}",
-                        file,
-                        count,
-                        differs={name: Differs(*words) for name, words in differs.items()},
-                        refused="" if is_alone else refused,
-                        killed=killed and count == max(counts),
-                        **stated,
-                    )
-                    found.append(form_)
+                found.append(form_)
     return found
+
+
+def _is_form(decorator: ast.expr) -> TypeGuard[ast.Call]:
+    call = isinstance(decorator, ast.Call) and decorator.func
+    return isinstance(call, ast.Name) and call.id == "form"
 
 
 class Session:
@@ -295,7 +299,7 @@ def _digest(file: Path, devices: int) -> str:
     forms = ast.parse(file.read_text(encoding="utf-8"))
     for node in forms.body:
         if isinstance(node, ast.FunctionDef):
-            node.decorator_list = []
+            node.decorator_list = [one for one in node.decorator_list if not _is_form(one)]
     process = (SCRIPT, SCRIPT.with_name("form_values.py"))
     sources = [ast.unparse(forms), *(each.read_text(encoding="utf-8") for each in process)]
     return hashlib.sha256(repr([sys.version, installed, sources, devices]).encode()).hexdigest()

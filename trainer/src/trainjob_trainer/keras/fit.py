@@ -6,7 +6,7 @@ import atexit
 import gc
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,14 @@ def _end(session: Session, call: FitCall, last: AtEnd) -> None:
     call.weights.compare(checkpoint_groups(last.model), session.step)
     if session.is_writer:
         if call.epoch < call.epochs:
-            _tell_early_end(call, last.users)
+            why = [
+                f"EarlyStopping has seen no better {one.monitor} than in epoch {one.best_epoch + 1}"
+                + (", whose weights the model has" if one.restore_best_weights else "")
+                for one in last.users
+                if isinstance(one, keras.callbacks.EarlyStopping) and one.stopped_epoch
+            ]
+            reason = "; ".join(why) or "a callback has set stop_training"
+            notice(f"training ended after epoch {call.epoch} of {call.epochs}: {reason}")
         record = call.record
         record.writer.save_last(
             session.step, call.epoch, lambda: last.saved(complete=True), record.ends, says_more=True
@@ -152,17 +159,6 @@ def _end(session: Session, call: FitCall, last: AtEnd) -> None:
             atexit.register(leave_model, session)  # the script may train further
     session.progress.update(state="preparing")  # the script takes no steps now
     session.progress.flush()
-
-
-def _tell_early_end(call: FitCall, users: Iterable[Any]) -> None:
-    why = [
-        f"EarlyStopping has seen no better {one.monitor} than in epoch {one.best_epoch + 1}"
-        + (", whose weights the model has" if one.restore_best_weights else "")
-        for one in users
-        if isinstance(one, keras.callbacks.EarlyStopping) and one.stopped_epoch
-    ]
-    reason = "; ".join(why) or "a callback has set stop_training"
-    notice(f"training ended after epoch {call.epoch} of {call.epochs}: {reason}")
 
 
 # The trained model as files that don't need this package: Keras's own format, and a SavedModel.
