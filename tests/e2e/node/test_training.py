@@ -99,9 +99,10 @@ def test_a_notebook_trains_on_the_cluster(installed: NodeCluster, restricted: st
     assert state == "Complete 460"
     assert ast.literal_eval(metrics)["val_accuracy"] >= 0.9
     assert {line.partition(":")[0] for line in lines} == {"worker-0", "worker-1", "evaluator-0"}
-    result, last_step, parameters = [line for line in text_of(fetched).splitlines() if line][-3:]
-    assert ast.literal_eval(result)["accuracy"] >= 0.9
-    assert (last_step, parameters) == ("460", "4810")
+    lines = [line for line in text_of(fetched).splitlines() if line]
+    result, last_row, parameters = map(ast.literal_eval, lines[-3:])
+    assert result["accuracy"] >= 0.9
+    assert (last_row["step"], parameters) == (460, 4810)
 
 
 def _events_tell_the_story(cluster: NodeCluster, namespace: str) -> None:
