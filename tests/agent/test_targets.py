@@ -58,12 +58,13 @@ async def test_a_target_holds_its_lease_and_generation() -> None:
 async def test_an_agent_of_the_version_before_finds_all_its_keys() -> None:
     target = await target_of(4)
     assert {key: target[key] for key in BEFORE} == BEFORE
-    assert set(target) - set(BEFORE) == {"lease", "generation"}
+    assert set(target) - set(BEFORE) == {"lease", "generation", "memoryGrows"}
 
 
 def test_a_target_of_the_version_before_is_read() -> None:
     target = Target.from_json(BEFORE)
     assert (target.version, target.world, target.max_restarts) == ((0, 0), {"worker": 2}, 3)
+    assert not target.memory_grows
 
 
 @pytest.mark.parametrize("value", [-1, "4", 1.5, True, None])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.agents.worker_group import LEADER, Simulation
 from trainjob_trainer.agent.messages import Join, Send
 from trainjob_trainer.agent.worker_group import build_report
+from trainjob_trainer.contract.reports import OUT_OF_MEMORY
 from trainjob_trainer.contract.restarts import RestartCounts
 
 
@@ -190,6 +191,19 @@ def test_an_old_checkpoint_resets_nothing() -> None:
     simulation = running(counts=RestartCounts(counted=1))
     simulation.progress("worker-0", step=200, checkpointStep=200, resumedFrom=200)
     assert simulation.group.budget.counts.reset == 0
+
+
+@pytest.mark.parametrize("grows", [True, False])
+@pytest.mark.parametrize("replica", ["worker-1", "chief-0"])
+def test_a_kill_for_memory_counts_unless_memory_grows(replica: str, grows: bool) -> None:
+    simulation = Simulation({"chief": 1, "worker": 2})
+    simulation.gather()
+    simulation.set_target(world={"chief": 1, "worker": 2}, memory_grows=grows)
+    simulation.end_child(replica, 137, reason=OUT_OF_MEMORY)
+    simulation.tick(0.5)
+    simulation.settle()
+    counts, is_free = simulation.group.budget.counts, grows and replica == "worker-1"
+    assert (counts.counted, counts.not_counted) == (int(not is_free), int(is_free))
 
 
 def test_a_lost_pod_is_not_the_agents_to_count() -> None:

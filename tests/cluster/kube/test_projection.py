@@ -138,9 +138,12 @@ STATES: list[dict[str, Any]] = [
     {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": "2026-01-01T00:00:00Z"}},
     {"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": '{"state": "failed", "step": 3}'}},
 ]
+RESOURCES = st.sampled_from([{}, {"limits": None}, {"limits": {"cpu": "2"}}, {"limits": {"memory": "8Gi"}}])
 conditions = st.fixed_dictionaries(
     {
-        "type": st.sampled_from(["PodScheduled", "Ready", "DisruptionTarget", "Initialized"]),
+        "type": st.sampled_from(
+            ["PodScheduled", "Ready", "DisruptionTarget", "PodResizePending", "Initialized"]
+        ),
         "status": st.sampled_from(["True", "False"]),
     },
     optional={"reason": st.sampled_from(["Unschedulable", "EvictionByEvictionAPI"]), "message": st.text()},
@@ -156,7 +159,8 @@ statuses = st.fixed_dictionaries(
         "containerStatuses": st.none()
         | st.lists(
             st.fixed_dictionaries(
-                {"name": st.sampled_from(["trainer", "sidecar"])}, optional={"state": st.sampled_from(STATES)}
+                {"name": st.sampled_from(["trainer", "sidecar"])},
+                optional={"state": st.sampled_from(STATES), "resources": RESOURCES},
             ),
             max_size=3,
         ),
@@ -183,11 +187,11 @@ texts = st.sampled_from(
 )
 
 
-@given(statuses, metas, st.none() | texts)
+@given(statuses, metas, st.none() | texts, RESOURCES)
 def test_any_report_of_a_pod_is_read_alike(
-    status: dict[str, Any], meta: dict[str, Any], tf_config: str | None
+    status: dict[str, Any], meta: dict[str, Any], tf_config: str | None, resources: dict[str, Any]
 ) -> None:
-    pod = build_real_pod()
+    pod = build_real_pod(container={"resources": resources})
     pod["metadata"] |= meta
     pod["status"] = status
     env = pod["spec"]["containers"][0]["env"]

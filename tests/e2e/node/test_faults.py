@@ -91,7 +91,7 @@ STATE Running  WORKERS 2/2  STEP 40  RESTARTS 1
 training on 2 workers, attempt 2
 Running=True AllReplicasRunning
 first failure: worker-1, OutOfMemory, exitCode 137, step 40
-worker 1 on node <node> ran out of memory (OOMKilled, 137) at step 40; restarted in place from step 30 (restart 1 of 3)
+worker 1 on node <node> ran out of memory (OOMKilled, 137) at step 40; to let its memory grow from 96Mi, set spec.worker.maxAllowed.memory; restarted in place from step 30 (restart 1 of 3)
 event: Restarted
 """,
     "greedy-plain": """
@@ -99,7 +99,7 @@ STATE Running  WORKERS 2/2  RESTARTS 1
 training on 2 workers, attempt 2
 Running=True AllReplicasRunning
 first failure: worker-1, OutOfMemory, exitCode 137
-worker 1 on node <node> ran out of memory (OOMKilled, 137); restarting (restart 1 of 3)
+worker 1 on node <node> ran out of memory (OOMKilled, 137); to let its memory grow from 96Mi, set spec.worker.maxAllowed.memory; restarting (restart 1 of 3)
 event: Restarting
 """,
     "hanging": """

@@ -75,10 +75,10 @@ class SimulatedAgent:
             self.child = IDLE
             self.code = message["code"]
 
-    def end_child(self, code: int, step: int | None = None) -> None:
+    def end_child(self, code: int, step: int | None = None, reason: str = "") -> None:
         """The training process ends, by itself or because it was asked to."""
         if self.child == RUNNING and code != 0 and self.link is not None:
-            self.outbox.append(Failed(self.link, self.attempt, self.failure(code, step)))
+            self.outbox.append(Failed(self.link, self.attempt, self.failure(code, step, reason)))
         elif self.child == STOPPING and self.stacks and self.link is not None:
             stall = replace(self.failure(88), exit_code=None, log_tail=f"the stack of {self.replica}")
             self.outbox.append(Failed(self.link, self.attempt, stall))
@@ -87,13 +87,13 @@ class SimulatedAgent:
         if self.leaving or code == 89:
             self.code = code
 
-    def failure(self, code: int, step: int | None = None) -> Failure:
+    def failure(self, code: int, step: int | None = None, reason: str = "") -> Failure:
         return Failure(
             self.replica,
             self.pod,
             self.incarnation,
             self.attempt,
-            meaning_of(code).name,
+            reason or meaning_of(code).name,
             code,
             step=step,
             counted=meaning_of(code).counted,
@@ -250,10 +250,10 @@ class Simulation:
                 self.connect(self.spawn(replica))
         self.settle()
 
-    def end_child(self, replica: str, code: int, step: int | None = None) -> None:
+    def end_child(self, replica: str, code: int, step: int | None = None, reason: str = "") -> None:
         agent = self.newest(replica)
         assert agent is not None
-        agent.end_child(code, step)
+        agent.end_child(code, step, reason)
         self.settle()
 
     def progress(self, replica: str, age: float | None = None, **report: Any) -> None:

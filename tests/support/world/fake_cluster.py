@@ -146,7 +146,10 @@ class FakeCluster:
         if resource_version and stored["metadata"]["resourceVersion"] != resource_version:
             raise Conflict(f"{ref.kind} {ref.name} has changed")
         assert ("status" in patch) == (subresource == "status")
-        merge(stored, deepcopy(dict(patch)))
+        changes = deepcopy(dict(patch))
+        for changed in changes.get("spec", {}).pop("containers", ()):  # pods' are merged by name
+            merge(next(c for c in stored["spec"]["containers"] if c["name"] == changed["name"]), changed)
+        merge(stored, changes)
         if "deletionTimestamp" in stored["metadata"] and not stored["metadata"].get("finalizers"):
             self._remove(stored)
         else:
@@ -244,6 +247,19 @@ class FakeCluster:
     def run_pod(self, pod: Manifest) -> None:
         """The kubelet starts the pod's container."""
         self._set_container(pod, "Running", {"running": {"startedAt": self._clock().isoformat()}}, ready=True)
+
+    def resize_pod(self, pod: Manifest, memory: str) -> None:
+        """The kubelet has given the pod's container this limit of memory."""
+        stored = self._objects[_place(pod)]
+        stored["status"]["containerStatuses"][0]["resources"] = {"limits": {"memory": memory}}
+        self._store(stored)
+
+    def refuse_resize(self, pod: Manifest, reason: str, message: str) -> None:
+        """The kubelet has no room for the memory that the pod is to have."""
+        stored = self._objects[_place(pod)]
+        condition = {"type": "PodResizePending", "status": "True", "reason": reason, "message": message}
+        stored["status"]["conditions"].append(condition)
+        self._store(stored)
 
     def hold_pod(self, pod: Manifest, reason: str, message: str) -> None:
         """The scheduler has no node for the pod, or the kubelet can't start its container."""

@@ -6,8 +6,10 @@ CustomResourceDefinition, of the editors' JSON schema and of the reference page.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, Strict
@@ -58,6 +60,30 @@ class Longest:
 def as_whole_number(value: object) -> object:
     """Return 2.0 as 2, since JSON has one kind of number and the API server takes either for an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_QUANTITY = re.compile(
+    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:[eE]([+-]?[0-9]+)|([KMGTPE]i)|([numkMGTPE]?))"
+)
+_POWERS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+
+
+def read_quantity(text: str) -> Decimal | None:
+    """Return the number that a quantity of Kubernetes, such as `500m` or `2Gi`, stands for; None for none.
+
+    Source: `k8s.io/apimachinery/pkg/api/resource`.
+    """
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        return None
+    number, exponent, binary, unit = found.groups()
+    try:
+        if binary:
+            return Decimal(number) * 1024 ** _POWERS[binary]
+        return Decimal(f"{number}e{exponent or _EXPONENTS[unit or '']}")
+    except ArithmeticError:
+        return None
 
 
 Whole = BeforeValidator(as_whole_number)

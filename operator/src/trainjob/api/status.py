@@ -44,6 +44,9 @@ class WorkerStatus(Reported):
     summary: Word = Field(
         "", description="Ready workers (at the end those that have trained) and desired ones, such as 2/2."
     )
+    memory: Word = Field(
+        "", description="The workers' memory limit, if it was raised after an out-of-memory kill."
+    )
     selector: Named = Field("", description="Label selector of the worker pods, for the scale subresource.")
 
 

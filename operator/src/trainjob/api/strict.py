@@ -26,7 +26,7 @@ from trainjob.api.errors import (
     suggestion,
     value_at,
 )
-from trainjob.api.fields import as_whole_number
+from trainjob.api.fields import as_whole_number, read_quantity
 from trainjob.api.parsing import parse
 from trainjob.api.rules.template import ROLES
 from trainjob.api.types import TrainJob, TrainJobSpec
@@ -214,15 +214,13 @@ def _check_integer_or_string(value: object) -> str:
     return "" if good else f"must be an integer or a string, got {shown(value)}"
 
 
-_UNITS = "(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E|[eE][+-]?[0-9]+)?"
-_QUANTITY = re.compile(rf"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+){_UNITS}")
 _ALMOST = re.compile(r"([+-]?[0-9.]+) *([kmgtpe])(i?)b?(?:ytes?)?", re.IGNORECASE)
 
 
 def _check_quantity(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return ""
-    if isinstance(value, str) and _QUANTITY.fullmatch(value):
+    if isinstance(value, str) and read_quantity(value) is not None:
         return ""
     hint = ', such as "500m", "2" or "2Gi"'
     if found := _ALMOST.fullmatch(value.strip()) if isinstance(value, str) else None:

@@ -77,12 +77,26 @@ POD_FIELDS = {
 """The fields of a role that replace those of its pods' specs: all others."""
 
 
+class MaxAllowed(Part):
+    """The most that the resources of a pod are raised to."""
+
+    memory: Annotated[str, Field(min_length=1, max_length=32)] = Field(
+        description="The most memory of the trainer container.", examples=["32Gi"]
+    )
+
+
 class WorkerRole(Role):
     """The replicas that train. Worker 0 writes the checkpoints unless there is a chief."""
 
     replicas: Replicas = Field(1, description="Number of workers; kubectl scale changes it.")
     min_replicas: Replicas | None = Field(
         None, description="The fewest workers that training may continue with. Defaults to replicas."
+    )
+    max_allowed: MaxAllowed | None = Field(
+        None,
+        description="The bound up to which the workers' memory limit grows, by half after each out-of-memory"
+        " kill. Defaults to no growth.",
+        examples=["{memory: 32Gi}"],
     )
 
 

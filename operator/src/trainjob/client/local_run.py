@@ -438,7 +438,8 @@ class _Supervision:
         if interruption.asked.is_set():
             return True  # nothing is started yet
         # Only the agents of this run have this key; the local cluster provides the agent program.
-        settings = Settings(bundle=Bundle(pyz=b"", key=secrets.token_bytes(32)))
+        bundle = Bundle(pyz=b"", key=secrets.token_bytes(32))
+        settings = Settings(bundle=bundle, limits_memory=False)
         controller = Controller(self._cluster, settings=settings)
         finished = asyncio.ensure_future(controller.run_until_finished(self._cluster.key))
         asked = [asyncio.ensure_future(event.wait()) for event in (interruption.asked, self._deletion)]

@@ -267,9 +267,11 @@ def _waves(creations: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
 
 
 def _is_fine(action: Action, error: BaseException) -> bool:
-    """Return whether the action failed because the object is already as it should be."""
+    """Return whether the action failed because the object is already as it should be, or has another way."""
     if isinstance(action, Creation):
         return action.may_exist and isinstance(error, AlreadyExists)
+    if isinstance(action, Patch) and action.subresource == "resize" and isinstance(error, Refused):
+        return True  # the pod is replaced soon
     return isinstance(error, NotFound)
 
 

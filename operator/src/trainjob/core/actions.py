@@ -12,6 +12,7 @@ from trainjob.core.agent import AgentSource, agent_source, has_agent, secret_nam
 from trainjob.core.agent_reports import restart_counts
 from trainjob.core.conditions import FAILURE_TARGET, QUEUED, SUCCESS_CRITERIA_MET, is_finished, is_true
 from trainjob.core.manifests import build_pod, build_program, build_token_secret
+from trainjob.core.memory import grows
 from trainjob.core.names import LABEL_LIVE, ObjectRef, Replica, pod_name, training_counts, training_replicas
 from trainjob.core.observed import Observed
 from trainjob.core.pods import ENDED_AT_ONCE, Pod
@@ -271,6 +272,7 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
         max_restarts=spec.max_restarts,
         stall_timeout=spec.stall_timeout_seconds,
         counts=restart_counts(observed.attempt - 1, status.restarts),
+        memory_grows=grows(observed),
     ).to_json()
 
 

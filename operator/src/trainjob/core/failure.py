@@ -13,6 +13,7 @@ from trainjob.core.agent import python_hint
 from trainjob.core.agent_reports import read_replica
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.delays import soonest, time_left
+from trainjob.core.memory import grows
 from trainjob.core.names import Replica, is_training, leader
 from trainjob.core.observed import Observed
 from trainjob.core.pods import DEADLINE_EXCEEDED, START_ERROR, UNKNOWN_END, Pod, PodState, start_error
@@ -343,13 +344,13 @@ def _cause(observed: Observed, pod: Pod) -> Cause:
     if pod.reason == UNKNOWN_END:
         return Cause(UNKNOWN_END, "ended unseen: its node has lost the container", counted=False)
     if pod.reason == "OOMKilled":
-        return _out_of_memory(code)
+        return _out_of_memory(code, counted=not (pod.replica.role == "worker" and grows(observed)))
     return _cause_of_code(code, detail)
 
 
 def _cause_of_child(child: reports.Failure) -> Cause:
     if child.reason == reports.OUT_OF_MEMORY:
-        return _out_of_memory(child.exit_code or 128 + signal.SIGKILL)
+        return _out_of_memory(child.exit_code or 128 + signal.SIGKILL, counted=child.counted)
     message = last_line(child.message)
     if child.reason == reports.STALLED:
         return Cause(child.reason, f"stalled ({message or 'no progress'})", counted=child.counted)
@@ -358,8 +359,8 @@ def _cause_of_child(child: reports.Failure) -> Cause:
     return _cause_of_code(child.exit_code, _detail(child.message))
 
 
-def _out_of_memory(code: int) -> Cause:
-    return Cause(reports.OUT_OF_MEMORY, f"ran out of memory (OOMKilled, {code})")
+def _out_of_memory(code: int, *, counted: bool) -> Cause:
+    return Cause(reports.OUT_OF_MEMORY, f"ran out of memory (OOMKilled, {code})", counted=counted)
 
 
 def _cause_of_code(code: int, detail: str) -> Cause:

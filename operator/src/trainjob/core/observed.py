@@ -22,6 +22,7 @@ from trainjob.core.conditions import RUNNING, SUCCESS_CRITERIA_MET, is_true
 from trainjob.core.delays import refusal_delay, time_left
 from trainjob.core.integration import placed_job
 from trainjob.core.manifests import Manifest
+from trainjob.core.memory import with_limit
 from trainjob.core.names import (
     JobKey,
     Replica,
@@ -208,7 +209,7 @@ class Observed:
 
     @cached_property
     def sized_job(self) -> TrainJob:
-        """Return the typed job with as many workers as it can have now.
+        """Return the typed job with as many workers as it can have now, and their memory.
 
         Raises:
             LookupError: the job is invalid.
@@ -219,7 +220,8 @@ class Observed:
         if (size := self._size(job)) != job.spec.worker.replicas:
             worker = job.spec.worker.model_copy(update={"replicas": size})
             job = job.model_copy(update={"spec": job.spec.model_copy(update={"worker": worker})})
-        return job
+        memory = self.status.worker.memory if self.status.worker else ""
+        return with_limit(job, memory) if memory else job
 
     @cached_property
     def gang_size(self) -> int | None:

@@ -22,6 +22,7 @@ from trainjob.core.policies.lifecycle import (
     suspended,
     time_left_of_deadline,
 )
+from trainjob.core.policies.memory_policy import outgrown, resize_pods
 from trainjob.core.policies.startup_policy import yielded
 from trainjob.core.policies.success_policy import succeeded
 from trainjob.core.progress import with_overview
@@ -40,6 +41,7 @@ CHAIN: tuple[Policy, ...] = (
     overdue,
     restarted_in_place,
     failed,
+    outgrown,
     resized,
     elastic,
     yielded,
@@ -76,6 +78,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         actions=(
             *decided.actions,
             *end_other_containers(observed),
+            *resize_pods(observed),
             *_integration_actions(observed, status, now),
         ),
         events=events,

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from trainjob.api import TRAINER_CONTAINER
-from trainjob.api.errors import trainer_of
+from trainjob.api.errors import mapping_at, objects_at, trainer_of
 from trainjob.core.agent import AgentSource, read_source
 from trainjob.core.agent_reports import TerminationMessage, read_report, read_termination_message
 from trainjob.core.delays import time_left
@@ -104,6 +104,9 @@ class Pod:
         source: where its agent comes from, or None if it has no agent.
         avoided: the nodes that were lost when it was created.
         group: the name of its PodGroup; empty if it has none.
+        memory: the memory limit that its training container has; empty for none.
+        memory_asked: the one in its spec, which a resize has changed before the container has it.
+        resize_refusal: why its node can't resize it now; empty if it can, or needn't.
         outlived: whether another container runs on after the training container, and the pod isn't told to
             end. Native sidecars don't count: the kubelet ends them.
     """
@@ -136,6 +139,9 @@ class Pod:
     avoided: frozenset[str] = frozenset()
     group: str = ""
     outlived: bool = False
+    memory: str = ""
+    memory_asked: str = ""
+    resize_refusal: str = ""
 
     @property
     def deleting(self) -> bool:
@@ -183,6 +189,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
     init_failed = _failed_init(spec, status) if not has_begun else None
     message = (ended or {}).get("message") or status.get("message") or ""
     due_at = read_time(meta.get("deletionTimestamp"))
+    asked, pending = _memory_limit(trainer_of(spec)), _condition(status, "PodResizePending")
     return Pod(
         name=meta["name"],
         uid=meta.get("uid", ""),
@@ -213,6 +220,9 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         source=read_source(spec),
         avoided=frozenset(filter(None, annotations.get(AVOIDED_NODES, "").split(","))),
         group=labels.get(GROUP_NAME_LABEL) or annotations.get(GROUP_NAME_ANNOTATION) or "",
+        memory=_memory_limit(_container_status(status)) or asked,
+        memory_asked=asked,
+        resize_refusal=_clause(f"{pending.get('reason')}: {pending.get('message') or ''}") if pending else "",
         outlived=bool(ended) and not told_to_end and _others_run(status),
     )
 
@@ -244,11 +254,16 @@ def read_replica_labels(labels: Mapping[str, str]) -> tuple[Replica, int] | None
 
 def container_state(status: Mapping[str, Any], name: str = TRAINER_CONTAINER) -> Mapping[str, Any]:
     """Return the state of a container in a pod's status; empty before there is one."""
-    for container in status.get("containerStatuses") or ():
-        if container.get("name") == name:
-            state: Mapping[str, Any] = container.get("state") or {}
-            return state
-    return {}
+    return mapping_at(_container_status(status, name), "state")
+
+
+def _container_status(status: Mapping[str, Any], name: str = TRAINER_CONTAINER) -> Mapping[str, Any]:
+    return next((c for _, c in objects_at(status, "containerStatuses") if c.get("name") == name), {})
+
+
+def _memory_limit(holder: Mapping[str, Any]) -> str:
+    """Return the memory limit in a container's spec, or in its status: what the kubelet has given it."""
+    return str(mapping_at(holder, "resources", "limits").get("memory") or "")
 
 
 def read_json(message: str) -> Mapping[str, Any]:

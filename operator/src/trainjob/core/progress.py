@@ -286,6 +286,7 @@ def _workers(observed: Observed, job: TrainJob, status: TrainJobStatus) -> Worke
         selector=f"{LABEL_JOB}={job.metadata.name},{LABEL_ROLE}=worker,{LABEL_LIVE}=true",
         size=known.size or job.spec.worker.replicas,
         unavailable=known.unavailable,
+        memory=known.memory,
     )
 
 

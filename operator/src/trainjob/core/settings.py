@@ -58,9 +58,11 @@ class Settings:
         bundle: for jobs that restart in place.
         lease: the transitions of the controllers' Lease when this one acquired it; 0 without a Lease.
         integrations: with queues and schedulers; none on one machine, where no job waits.
+        limits_memory: whether memory limits are enforced; on one machine they aren't.
     """
 
     isolation: Isolation | None = None
     bundle: Bundle = field(default_factory=lambda: Bundle(b"", b""))
     lease: int = 0
     integrations: tuple[Integration, ...] = ()
+    limits_memory: bool = True

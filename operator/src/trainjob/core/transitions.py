@@ -23,6 +23,7 @@ from trainjob.core.conditions import (
     with_condition,
 )
 from trainjob.core.failure import Failure, alike, reached_step, restarts_of, to_status, trains_without
+from trainjob.core.memory import raised_limit
 from trainjob.core.observed import Observed
 from trainjob.core.progress import WAITING_FOR_STORAGE, with_lost_steps
 from trainjob.core.stragglers import nodes_to_keep
@@ -30,6 +31,7 @@ from trainjob.core.stragglers import nodes_to_keep
 ENDED_WELL = "Complete"
 START_TIMEOUT = "StartTimeout"
 RESIZED = "Resized"
+OUTGROWN = "PodOutgrown"
 
 Condition = tuple[str, bool, str]
 """Type, value and reason."""
@@ -81,6 +83,7 @@ def restart(
         attempt=observed.attempt + 1,
         first_failure=to_status(failure, message),
         restarts=known.model_copy(update=counts),
+        **_raised(observed, failure),
     )
 
 
@@ -95,6 +98,7 @@ def restarted_in_place(observed: Observed, failure: Failure, message: str, now: 
         attempt=observed.attempt,
         first_failure=to_status(failure, message),
         restarts=restarts_of(observed).model_copy(update=counts),
+        **_raised(observed, failure),
     )
 
 
@@ -108,6 +112,7 @@ def restarted_alone(observed: Observed, failure: Failure, message: str, now: dat
         attempt=observed.attempt,
         first_failure=to_status(failure, message),
         restarts=restarts_of(observed).model_copy(update=counts),
+        **_raised(observed, failure),
     )
 
 
@@ -124,6 +129,20 @@ def resize(
         attempt=observed.attempt + 1,
         restarts=observed.status.restarts.model_copy(update={"next_time": None}),
         worker=(observed.status.worker or WorkerStatus()).model_copy(update=sizes),
+    )
+
+
+def outgrow(observed: Observed, message: str, now: datetime, *, replaced: tuple[str, ...]) -> TrainJobStatus:
+    """Return the status after these pods couldn't be given more memory: larger ones replace them."""
+    known = restarts_of(observed)
+    counts = {"not_counted": known.not_counted + 1, "last_time": now, "replaced_pods": replaced}
+    return _restarting(
+        observed,
+        OUTGROWN,
+        message,
+        now,
+        attempt=observed.attempt + 1,
+        restarts=known.model_copy(update=counts),
     )
 
 
@@ -247,6 +266,14 @@ def _restarted(observed: Observed, failure: Failure, now: datetime) -> dict[str,
         "next_time": None,
         "diverged_nodes": nodes_to_keep(observed, failure),
     }
+
+
+def _raised(observed: Observed, failure: Failure) -> dict[str, Any]:
+    """Return what changes if this failure raises the workers' memory."""
+    limit = raised_limit(observed, failure)
+    if limit is None:
+        return {}
+    return {"worker": (observed.status.worker or WorkerStatus()).model_copy(update={"memory": limit})}
 
 
 def _restarting(

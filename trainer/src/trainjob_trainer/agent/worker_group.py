@@ -36,6 +36,7 @@ from trainjob_trainer.contract.reports import (
     LONGEST_NOTICE,
     MEETING,
     MOST_NOTICES,
+    OUT_OF_MEMORY,
     PEER_LOST,
     PREEMPTED,
     RUNNING,
@@ -216,19 +217,22 @@ class WorkerGroup:
         return has_changed
 
     def _failed(self, member: Member, event: Failed, now: float) -> None:
-        attempt = self.attempt
+        attempt, failure = self.attempt, event.failure
         if event.attempt < member.attempt:
             return
+        grows = self.meeting.target.memory_grows and member.replica.startswith("worker-")
+        if failure.reason == OUT_OF_MEMORY and grows:
+            failure = replace(failure, counted=False)
         member.become(IDLE, now)
         if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):
             if self.settings.replica in attempt.done:
                 attempt.done.add(member.replica)  # training has finished with the writer's process
             elif member.replica in attempt.alone:
-                self._fail_alone(attempt, member, event.failure, now)
+                self._fail_alone(attempt, member, failure, now)
             else:
-                attempt.fail(event.failure, now)
+                attempt.fail(failure, now)
         else:
-            self._add_log(event.failure)
+            self._add_log(failure)
 
     def _advance(self, now: float) -> None:
         if self.phase == MEETING:

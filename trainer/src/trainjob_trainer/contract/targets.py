@@ -25,6 +25,7 @@ class Target:
         lease: the transitions of the controllers' Lease when this controller acquired it; 0 without a Lease,
             and from a version that doesn't send it.
         generation: the job's `metadata.generation` that it has seen; 0 likewise.
+        memory_grows: workers get more memory after an out-of-memory kill, which doesn't count then.
     """
 
     world: Mapping[str, int] | None = None
@@ -35,6 +36,7 @@ class Target:
     counts: RestartCounts = field(default_factory=RestartCounts)
     lease: int = 0
     generation: int = 0
+    memory_grows: bool = False
 
     @property
     def version(self) -> tuple[int, int]:
@@ -57,6 +59,7 @@ class Target:
             counts=RestartCounts.from_json(raw.get("restarts")),
             lease=read_number({"lease": 0, **raw}, "lease"),
             generation=read_number({"generation": 0, **raw}, "generation"),
+            memory_grows=raw.get("memoryGrows") is True,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -70,6 +73,7 @@ class Target:
             "maxRestarts": self.max_restarts,
             "stallTimeoutSeconds": self.stall_timeout,
             "restarts": self.counts.to_json(),
+            "memoryGrows": self.memory_grows,
         }
 
 

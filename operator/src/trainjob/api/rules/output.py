@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainjob.api.errors import FieldError, format_path, value_at
-from trainjob.api.rules.rule import Rule, fields_are, find_broken, text_is
+from trainjob.api.rules.rule import Rule, fields_are, find_broken, is_positive_quantity, text_is
 from trainjob.api.types import count_raw_roles
 
 PLACES = ("claim", "nfs", "csi", "emptyDir", "ephemeral")
 _OF_ONE_POD = ("emptyDir", "ephemeral")
 
 _ONE_POD = "self.worker.replicas == 1 && self.evaluator.replicas == 0 && !has(self.chief) && !has(self.ps)"
-_QUANTITY = r"\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?"
-
-
-def _is_positive_quantity(text: str) -> bool:
-    return bool(re.fullmatch(_QUANTITY, text)) and bool(re.search("[1-9]", re.split("[eE]", text)[0]))
 
 
 def _is_mount_path(path: str) -> bool:
@@ -72,12 +66,7 @@ RULES = (
         field_path=".storageClassName",
         holds=fields_are(lambda claim: "storageClassName" not in claim or "size" in claim),
     ),
-    Rule(
-        at="spec.output.claim.size",
-        cel="isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
-        message='must be a quantity above zero, such as "10Gi"',
-        holds=text_is(_is_positive_quantity),
-    ),
+    is_positive_quantity("spec.output.claim.size"),
     Rule(
         at="spec.output.nfs.path",
         cel="self.startsWith('/')",

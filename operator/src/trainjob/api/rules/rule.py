@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob.api.errors import FieldError, shown, value_at
+from trainjob.api.fields import read_quantity
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ def text_is(predicate: Callable[[str], object]) -> Callable[[Any], object]:
 def fields_are(predicate: Callable[[Mapping[str, Any]], object]) -> Callable[[Any], object]:
     """Return a condition on an object; a value of another type is another rule's to refuse."""
     return lambda value: not isinstance(value, Mapping) or predicate(value)
+
+
+def is_positive_quantity(at: str) -> Rule:
+    """Return the rule for a text at this path that must be a quantity of Kubernetes above zero."""
+    return Rule(
+        at=at,
+        cel="isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
+        message='must be a quantity above zero, such as "10Gi"',
+        holds=text_is(lambda text: (read_quantity(text) or 0) > 0),
+    )
 
 
 def find_broken(rules: Iterable[Rule], raw: Mapping[str, Any]) -> Iterator[FieldError]:

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from trainjob.api.errors import FieldError, fields_by_alias, value_at
 from trainjob.api.fields import as_whole_number
-from trainjob.api.rules.rule import Rule, fields_are, find_broken, text_is
+from trainjob.api.rules.rule import Rule, fields_are, find_broken, is_positive_quantity, text_is
 from trainjob.api.types import TrainJobSpec, WorkerRole, count_raw_roles, room_for_name
 
 # The job's name, its roles and their counts, `managedBy`, and fields that need agents.
@@ -85,6 +85,7 @@ RULES = (
         message='must be a domain, a slash and a path, such as "kueue.x-k8s.io/multikueue"',
         holds=text_is(lambda manager: re.fullmatch(_MANAGER, manager)),
     ),
+    is_positive_quantity("spec.worker.maxAllowed.memory"),
     _needs_agents("warmStandby", "self.warmStandby"),
     _needs_agents("stallTimeoutSeconds", "has(self.stallTimeoutSeconds)"),
     _needs_agents("worker.minReplicas", "has(self.worker.minReplicas)"),
@@ -116,9 +117,9 @@ def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
 # Immutability: after creation, only a few fields of the spec can change.
 
 
-# `worker` has its own rules: only `replicas` can change.
+# `worker` has its own rules.
 MUTABLE_IN_SPEC = frozenset({"suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "worker"})
-MUTABLE_IN_WORKER = frozenset({"replicas"})
+MUTABLE_IN_WORKER = frozenset({"replicas", "maxAllowed"})
 
 HOLDING_KUBERNETES_OBJECTS = frozenset(
     {"template", "resources", "env", "tolerations", "affinity", "chief", "ps", "evaluator", "output"}

@@ -12,7 +12,17 @@ from trainjob.api.constants import (
     RESERVED_LABEL_PREFIX,
     TRAINER_CONTAINER,
 )
-from trainjob.api.errors import FieldError, Step, format_path, mapping_at, objects_at, shown, value_at
+from trainjob.api.errors import (
+    FieldError,
+    Step,
+    format_path,
+    mapping_at,
+    objects_at,
+    shown,
+    trainer_of,
+    value_at,
+)
+from trainjob.api.fields import read_quantity
 from trainjob.api.rules.rule import Rule
 from trainjob.api.rules.shape import ENV as ENV_SHAPE
 from trainjob.api.rules.shape import TEMPLATE, check_shape
@@ -115,6 +125,26 @@ def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
         if len(place) > 1:
             yield from _check_env(mapping_at(raw, *place), place)
             yield from check_shape(value_at(raw, *place, "env"), ENV_SHAPE, (*place, "env"))
+    yield from _check_bound(raw)
+
+
+def _check_bound(raw: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Check that the workers have a memory limit for `maxAllowed` to raise."""
+    at = ("spec", "worker", "maxAllowed", "memory")
+    bound, role = value_at(raw, *at), mapping_at(raw, "spec", "worker")
+    most = read_quantity(bound) if isinstance(bound, str) else None
+    if most is None or most <= 0:
+        return  # another rule's to refuse
+    template = role.get("template") or mapping_at(raw, "spec", "template")
+    container = role if "resources" in role else trainer_of(mapping_at(template, "spec"))
+    limit = mapping_at(container, "resources", "limits").get("memory")
+    if limit is None:
+        yield FieldError(
+            format_path(at),
+            "there is no limit to raise: give the workers' trainer container resources.limits.memory",
+        )
+    elif (read_quantity(str(limit)) or 0) > most:
+        yield FieldError(format_path(at), f"is less than the workers' memory limit, {shown(limit)}; raise it")
 
 
 def _check_template(

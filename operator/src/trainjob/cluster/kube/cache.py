@@ -59,6 +59,7 @@ _CONDITIONS = {
     "PodScheduled": (*_CONDITION, "lastTransitionTime"),
     "Ready": _CONDITION,
     "DisruptionTarget": _CONDITION,
+    "PodResizePending": _CONDITION,
 }
 
 
@@ -101,12 +102,11 @@ def _project_job(job: Manifest) -> Manifest:
 
 def _project_pod(pod: Manifest) -> Manifest:
     spec, status = mapping_at(pod, "spec"), mapping_at(pod, "status")
+    variables = ({"name": "TF_CONFIG", "value": shorten_tf_config(text)} for text in _tf_configs(spec))
+    trainer = _memory(trainer_of(spec)) | _lists(env=variables)
     kept_spec = _picked(spec, ("nodeName", "activeDeadlineSeconds")) | _lists(
         volumes=(volume for _, volume in objects_at(spec, "volumes") if volume.get("name") == BUNDLE_VOLUME),
-        containers=(
-            {"name": TRAINER_CONTAINER, "env": [{"name": "TF_CONFIG", "value": shorten_tf_config(text)}]}
-            for text in _tf_configs(spec)
-        ),
+        containers=[{"name": TRAINER_CONTAINER, **trainer}] if trainer else (),
         initContainers=(
             _picked(container, ("name", "restartPolicy"))
             for _, container in objects_at(spec, "initContainers")
@@ -120,7 +120,8 @@ def _project_pod(pod: Manifest) -> Manifest:
             if condition.get("type") in _CONDITIONS
         ),
         containerStatuses=(
-            _picked(container, ("name", "state")) for _, container in objects_at(status, "containerStatuses")
+            {**_picked(container, ("name", "state")), **_memory(container)}
+            for _, container in objects_at(status, "containerStatuses")
         ),
         initContainerStatuses=(
             _picked(container, ("name", "state", "lastState", "started"))
@@ -135,6 +136,11 @@ def _tf_configs(spec: Mapping[str, Any]) -> Iterable[str]:
     for _, variable in objects_at(trainer_of(spec), "env"):
         if variable.get("name") == "TF_CONFIG" and isinstance(variable.get("value"), str):
             yield variable["value"]
+
+
+def _memory(container: Mapping[str, Any]) -> Manifest:
+    limit = mapping_at(container, "resources", "limits").get("memory")
+    return {"resources": {"limits": {"memory": limit}}} if limit is not None else {}
 
 
 def _picked(source: Mapping[str, Any], names: Iterable[str]) -> Manifest:

@@ -11,7 +11,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainjob.cluster.kube.config import Access
-from trainjob.cluster.kube.resources import ANY_TEXT, JSON, MERGE_PATCH, PODS, Request, Resource
+from trainjob.cluster.kube.resources import (
+    ANY_TEXT,
+    JSON,
+    MERGE_PATCH,
+    PODS,
+    STRATEGIC_MERGE_PATCH,
+    Request,
+    Resource,
+)
 from trainjob.cluster.kube.responses import Expired, error_of_status
 from trainjob.cluster.kube.transport import OnCall, Transport, ignore
 from trainjob.cluster.protocol import Manifest
@@ -232,12 +240,14 @@ class ApiClient:
     ) -> Manifest:
         """Merge a patch into an object, or a subresource of it; uid and resourceVersion are preconditions.
 
+        A pod's containers are merged by name (Kubernetes' strategic merge, which other kinds don't have).
         With `dry_run` nothing is changed, and unknown fields are refused.
         """
         query = (_STRICT, ("dryRun", "All")) if dry_run else ()
         body = _dump(patch)
+        kind = STRATEGIC_MERGE_PATCH if resource == PODS else MERGE_PATCH
         request = Request(
-            "patch", resource, namespace, name, subresource, query=query, body=body, content_type=MERGE_PATCH
+            "patch", resource, namespace, name, subresource, query=query, body=body, content_type=kind
         )
         return await self._send(request)
 

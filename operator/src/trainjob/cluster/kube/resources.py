@@ -71,6 +71,7 @@ BY_KIND = {resource.kind: resource for resource in (TRAINJOBS, *DEPENDENTS, *UNR
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 ANY_TEXT = "text/plain, application/json, */*"
 
 _METHODS = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}

@@ -27,6 +27,7 @@ from trainjob.core.names import Replica, desired_replicas, replica_counts, train
 from trainjob.core.observed import Observed, Refusal, is_same_policy
 from trainjob.core.pods import SLOW_START, Pod, PodState, is_slow_to_start, slow_start_left
 from trainjob.core.policies.elastic_policy import patience_left
+from trainjob.core.policies.memory_policy import resize_left
 from trainjob.core.policies.startup_policy import (
     describe_slow,
     describe_waiting,
@@ -118,6 +119,7 @@ def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
         patience_left(observed, now),
         observed.first_answer_left(now) if observed.in_place else None,
         *(slow_start_left(p, now) for p in observed.training_pods),
+        resize_left(observed, now),
     )
     return soonest(*(left for left in times if left is not None and left > timedelta(0)))
 
@@ -271,6 +273,8 @@ def _missing_pods(
 
 def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Plan:
     message = f"training on {count_roles(Counter(replica.role for replica in observed.training_replicas))}"
+    if observed.status.worker is not None and observed.status.worker.memory:
+        message += f" with {observed.status.worker.memory} of memory each"
     if observed.attempt > 1:
         message += f", attempt {observed.attempt}"
     trouble = _storage_trouble(observed)

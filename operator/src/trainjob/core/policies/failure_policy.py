@@ -24,6 +24,7 @@ from trainjob.core.failure import (
     restarts_of,
     trains_without,
 )
+from trainjob.core.memory import describe_memory
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.stragglers import describe_suspects
@@ -108,7 +109,7 @@ def _why_given_up(observed: Observed, failure: Failure) -> str | None:
 
 
 def _what_happened(observed: Observed, failure: Failure) -> str:
-    return f"{failure.sentence}{describe_suspects(observed, failure)}"
+    return f"{failure.sentence}{describe_suspects(observed, failure)}{describe_memory(observed, failure)}"
 
 
 def _what_next(observed: Observed, failure: Failure) -> str:

@@ -1,0 +1,111 @@
+"""Workers that are killed for memory get more of it: in their living pods, or in larger ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from testbed import images
+from testbed.claims import NodeCluster
+from testbed.waiting import until
+
+from support.kube.faults import faulty_job
+from support.kube.real_pods import touch, wait_for
+from trainjob.core.memory import bytes_of
+
+HOARDING = """
+if index == 1:
+    train_until(f"{job}.fault")
+    hoard = bytes([1]) * 2**20 * 80
+train_until("end")
+"""
+"""On request worker 1 keeps 80 MiB, in each attempt: with its interpreters that is more than 96 MiB."""
+
+SMALL = {"resources": {"requests": {"cpu": "20m", "memory": "32Mi"}, "limits": {"memory": "96Mi"}}}
+WORKERS = {"replicas": 2, "maxAllowed": {"memory": "192Mi"}}
+
+
+def workers_of(cluster: NodeCluster, namespace: str, name: str) -> list[dict[str, Any]]:
+    selector = f"trainjob.dev/job={name},trainjob.dev/live=true"
+    pods: list[dict[str, Any]] = cluster.get("pods", namespace=namespace, selector=selector)["items"]
+    return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+
+
+def given_memory(pod: dict[str, Any]) -> str:
+    """The limit that the kubelet has given the pod's container."""
+    statuses = pod["status"].get("containerStatuses") or [{}]
+    return str(statuses[0].get("resources", {}).get("limits", {}).get("memory"))
+
+
+def trains_with(cluster: NodeCluster, namespace: str, name: str, memory: str) -> None:
+    """Wait until all workers have this limit and train, and nothing was counted."""
+
+    def is_raised() -> bool:
+        given = [given_memory(pod) for pod in workers_of(cluster, namespace, name)]
+        return given == [memory] * 2
+
+    until(is_raised, what=f"two workers with {memory}", seconds=120, every=0.5)
+    job = wait_for(cluster, namespace, name, "jsonpath={.status.state}=Running")
+    assert job["status"]["worker"]["memory"] == memory
+    assert job["status"]["restarts"]["counted"] == 0
+    assert f"training on 2 workers with {memory} of memory each" in job["status"]["message"]
+
+
+def test_living_pods_get_more_memory(installed: NodeCluster, restricted: str) -> None:
+    installed.apply(faulty_job("growing", HOARDING, container=SMALL, worker=WORKERS), namespace=restricted)
+    wait_for(installed, restricted, "growing", "jsonpath={.status.state}=Running")
+    before = [pod["metadata"]["uid"] for pod in workers_of(installed, restricted, "growing")]
+    touch(installed, restricted, "growing", "growing.fault")
+    trains_with(installed, restricted, "growing", "144Mi")
+    pods = workers_of(installed, restricted, "growing")
+    # Worker 1's pod stays where the kernel kills the process alone (cgroup v1).
+    assert pods[0]["metadata"]["uid"] == before[0]
+    assert [pod["spec"]["containers"][0]["resources"]["requests"]["memory"] for pod in pods] == ["48Mi"] * 2
+    story = installed.kubectl("describe", "tj/growing", "-n", restricted)
+    assert "the memory of all workers is raised from 96Mi to 144Mi" in story
+    touch(installed, restricted, "growing", "end")
+    wait_for(installed, restricted, "growing", "condition=Complete")
+
+
+def fill_the_node(cluster: NodeCluster, namespace: str, *, free: int) -> None:
+    """Request all memory of the only node but so many bytes; nothing is used."""
+    (node,) = cluster.get("nodes")["items"]
+    pods = cluster.get("pods", "--all-namespaces", field_selector="status.phase=Running")["items"]
+    requests = [
+        bytes_of(container.get("resources", {}).get("requests", {}).get("memory", "0")) or 0
+        for pod in pods
+        for container in pod["spec"]["containers"]
+    ]
+    filling = (bytes_of(node["status"]["allocatable"]["memory"]) or 0) - sum(requests) - free
+    container = {
+        "name": "filler",
+        "image": images.operator().name,
+        "command": ["sleep", "600"],
+        "resources": {"requests": {"memory": str(filling)}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = {"securityContext": security, "terminationGracePeriodSeconds": 0, "containers": [container]}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "filler"}, "spec": spec}, namespace=namespace
+    )
+    cluster.kubectl("wait", "pod/filler", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+
+
+def test_where_the_node_has_no_room_larger_pods_come(installed: NodeCluster, restricted: str) -> None:
+    installed.apply(faulty_job("cramped", HOARDING, container=SMALL, worker=WORKERS), namespace=restricted)
+    wait_for(installed, restricted, "cramped", "jsonpath={.status.state}=Running")
+    before = [pod["metadata"]["uid"] for pod in workers_of(installed, restricted, "cramped")]
+    fill_the_node(installed, restricted, free=8 * 2**20)
+    touch(installed, restricted, "cramped", "cramped.fault")
+    until(
+        lambda: "PodOutgrown" in installed.kubectl("describe", "tj/cramped", "-n", restricted),
+        what="the replacement of pods that can't be resized",
+        seconds=120,
+        every=0.5,
+    )
+    installed.delete("pod", "filler", namespace=restricted)
+    trains_with(installed, restricted, "cramped", "144Mi")
+    # One that finds room once the filler is gone may be resized after all.
+    assert [pod["metadata"]["uid"] for pod in workers_of(installed, restricted, "cramped")] != before
+    touch(installed, restricted, "cramped", "end")
+    wait_for(installed, restricted, "cramped", "condition=Complete")
