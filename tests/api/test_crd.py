@@ -107,7 +107,7 @@ def test_what_may_change() -> None:
     guarded = {rule.field_path.removeprefix(".") for rule in IMMUTABLE_RULES if rule.at == "spec"}
     assert set(spec) - guarded == {"worker", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"}
     of_worker = {rule.field_path.removeprefix(".") for rule in IMMUTABLE_RULES if rule.at == "spec.worker"}
-    assert set(spec["worker"]["properties"]) - of_worker == {"replicas"}
+    assert set(spec["worker"]["properties"]) - of_worker == {"replicas", "maxAllowed"}
 
 
 def test_defaults_are_valid_where_they_stand() -> None:

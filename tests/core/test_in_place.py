@@ -161,6 +161,39 @@ async def test_a_lost_pod_is_replaced_alone(golden: Golden) -> None:
     assert world.status.restarts.counted == 1
 
 
+@pytest.mark.parametrize("end", ["fails", "is deleted", "is evicted", "vanishes"])
+async def test_who_is_lost_after_the_leading_agent_has_finished_restarts_nothing(end: str) -> None:
+    world, agents = await training(build_job(evaluator=False))
+    agents.report("worker-0", step=40, checkpointStep=40)
+    world.cluster.end_pod(world.pod("worker", 0), 0)
+    ends = {
+        "fails": lambda pod: world.cluster.end_pod(pod, 1),
+        "is deleted": world.cluster.ask_to_end,
+        "is evicted": world.cluster.evict_pod,
+        "vanishes": world.cluster.remove,
+    }
+    ends[end](world.pod("worker", 1))
+    await world.settle()
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert world.status.attempt == 1
+
+
+async def test_a_pod_that_comes_too_late_for_the_leading_agent_does_not_keep_the_job_open() -> None:
+    world, _ = await training(build_job(evaluator=False))
+    world.cluster.evict_pod(world.pod("worker", 1))
+    await world.settle()
+    world.cluster.end_pod(world.pod("worker", 0), 0)
+    world.each(lambda pod: world.cluster.run_pod(pod) if pod["status"]["phase"] == "Pending" else None)
+    await world.settle()
+    assert world.status.state != "Complete"
+    await world.pass_time(10)
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Complete"
+
+
 async def test_failures_one_after_the_other_each_count() -> None:
     world, agents = await training(build_job())
     for number in (1, 2):

@@ -18,6 +18,14 @@ def container(state: dict[str, Any], **status: Any) -> dict[str, Any]:
     return {"containerStatuses": [{"name": "sidecar"}, {"name": "trainer", "state": state}], **status}
 
 
+def test_an_agent_that_exits_with_0_has_finished_whatever_was_killed_for_memory_before() -> None:
+    made = pod(container({"terminated": {"exitCode": 0, "reason": "OOMKilled"}}))
+    made["spec"] = {**made.get("spec", {}), "volumes": [{"name": "trainjob-bundle", "projected": {}}]}
+    read = read_pod(made)
+    assert read is not None
+    assert read.state is PodState.SUCCEEDED
+
+
 @pytest.mark.parametrize(
     ("status", "state"),
     [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from testbed import images
 from testbed.claims import NodeCluster
 from testbed.waiting import until
 
 from support.kube.faults import faulty_job
-from support.kube.real_pods import touch, wait_for
+from support.kube.real_pods import script_job, touch, wait_for
 from trainjob.core.memory import bytes_of
 
 HOARDING = """
@@ -22,6 +23,29 @@ train_until("end")
 
 SMALL = {"resources": {"requests": {"cpu": "20m", "memory": "32Mi"}, "limits": {"memory": "96Mi"}}}
 WORKERS = {"replicas": 2, "maxAllowed": {"memory": "192Mi"}}
+
+
+TRAINING = """
+import hashlib, json, os
+import keras
+import numpy as np
+
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+kept = []
+
+class Hoard(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 6 and task["index"] == 1:
+            kept.append(bytes([1]) * 2**20 * int(os.environ["HOARD"]))
+
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(1024, 8)).astype("float32")
+layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)]
+model = keras.Sequential([keras.Input((8,)), *layers])
+model.compile("adam", "mse")
+model.fit(x, x.sum(axis=1), batch_size=64, epochs=12, verbose=0, callbacks=[Hoard()])
+print("weights", hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest(), flush=True)
+"""
 
 
 def workers_of(cluster: NodeCluster, namespace: str, name: str) -> list[dict[str, Any]]:
@@ -109,3 +133,30 @@ def test_where_the_node_has_no_room_larger_pods_come(installed: NodeCluster, res
     assert [pod["metadata"]["uid"] for pod in workers_of(installed, restricted, "cramped")] != before
     touch(installed, restricted, "cramped", "end")
     wait_for(installed, restricted, "cramped", "condition=Complete")
+
+
+def weights_of(cluster: NodeCluster, namespace: str, name: str, hoard: int) -> str:
+    """What worker 0 prints at the end, if worker 1 keeps so many MiB from its seventh epoch on."""
+    container = {
+        "image": images.trainer().name,
+        "command": ["python", "-u", "-c", TRAINING],
+        "env": [{"name": "HOARD", "value": str(hoard)}],
+        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
+    }
+    worker = {"replicas": 2, "maxAllowed": {"memory": "4Gi"}}
+    cluster.apply(script_job(name, "", container=container, worker=worker), namespace=namespace)
+    job = wait_for(cluster, namespace, name, "condition=Complete")
+    assert job["status"]["restarts"]["counted"] == 0
+    assert job["status"]["worker"].get("memory", "") == ("1536Mi" if hoard else "")
+    selector = f"trainjob.dev/job={name},trainjob.dev/role=worker,trainjob.dev/index=0"
+    log = cluster.kubectl("logs", "-n", namespace, "-l", selector, "--tail=-1")
+    (line,) = {line for line in log.splitlines() if line.startswith("weights ")}
+    return line
+
+
+@pytest.mark.nightly
+def test_a_training_that_gets_more_memory_ends_with_the_same_weights(
+    installed: NodeCluster, restricted: str
+) -> None:
+    undisturbed = weights_of(installed, restricted, "undisturbed", 0)
+    assert weights_of(installed, restricted, "killed", 900) == undisturbed

@@ -80,7 +80,7 @@ def read_quantity(text: str) -> Decimal | None:
     number, exponent, binary, unit = found.groups()
     try:
         if binary:
-            return Decimal(number) * 1024 ** _POWERS[binary]
+            return Decimal(number) * Decimal(2) ** (10 * _POWERS[binary])
         return Decimal(f"{number}e{exponent or _EXPONENTS[unit or '']}")
     except ArithmeticError:
         return None

@@ -27,7 +27,9 @@ _MOST = 2**63 - 1
 def bytes_of(quantity: object) -> int | None:
     """Return the bytes that a quantity of Kubernetes stands for, or None if it is none."""
     number = read_quantity(str(quantity))
-    return None if number is None else int(min(number, _MOST))
+    if number is None:
+        return None
+    return int(number) if number < _MOST else _MOST
 
 
 def limit_of(job: TrainJob) -> str:

@@ -181,7 +181,8 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
     told_to_end = ended and spec.get("activeDeadlineSeconds") == ENDED_AT_ONCE
     if told_to_end:  # what the kubelet then says of the pod isn't about its training
         status = {name: value for name, value in status.items() if name not in ("reason", "message")}
-    state = _state(status, container)
+    source = read_source(spec)
+    state = _state(status, container, has_agent=source is not None)
     disrupted = _is_disrupted(status)
     is_overdue = not told_to_end and _is_overdue(spec, status, ended)
     has_begun = bool(ended) or "running" in container  # then no init container keeps it
@@ -217,7 +218,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         finished_at=read_time((ended or (_ended(init_failed) if init_failed else {})).get("finishedAt")),
         world=_world(spec),
         termination=read_termination_message(read_json(message)) if state is PodState.FAILED else None,
-        source=read_source(spec),
+        source=source,
         avoided=frozenset(filter(None, annotations.get(AVOIDED_NODES, "").split(","))),
         group=labels.get(GROUP_NAME_LABEL) or annotations.get(GROUP_NAME_ANNOTATION) or "",
         memory=_memory_limit(_container_status(status)) or asked,
@@ -296,10 +297,11 @@ def _placed_at(status: Mapping[str, Any]) -> datetime | None:
     return read_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
 
 
-def _state(status: Mapping[str, Any], container: Mapping[str, Any]) -> PodState:
+def _state(status: Mapping[str, Any], container: Mapping[str, Any], *, has_agent: bool) -> PodState:
     ended = container.get("terminated")
     if ended:
-        good = ended.get("exitCode") == 0 and ended.get("reason") != "OOMKilled"
+        # Without an agent nobody knows which process was killed; an agent knows that its last one was not.
+        good = ended.get("exitCode") == 0 and (has_agent or ended.get("reason") != "OOMKilled")
         return PodState.SUCCEEDED if good else PodState.FAILED
     if status.get("phase") == "Failed":
         return PodState.FAILED  # an eviction before the container's end was reported

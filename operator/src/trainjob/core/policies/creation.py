@@ -35,7 +35,7 @@ from trainjob.core.policies.startup_policy import (
     pause_left,
     start_time_left,
 )
-from trainjob.core.policies.success_policy import EvaluatorStep, avoids_for_nothing, evaluator_step
+from trainjob.core.policies.success_policy import EvaluatorStep, avoids_for_nothing, end_left, evaluator_step
 from trainjob.core.stragglers import describe_pause
 from trainjob.core.wording import count_roles, quoted, utc
 from trainjob_trainer.contract.restarts import restart_delay
@@ -120,6 +120,7 @@ def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
         observed.first_answer_left(now) if observed.in_place else None,
         *(slow_start_left(p, now) for p in observed.training_pods),
         resize_left(observed, now),
+        end_left(observed, now),
     )
     return soonest(*(left for left in times if left is not None and left > timedelta(0)))
 

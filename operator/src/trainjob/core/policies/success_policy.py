@@ -157,7 +157,10 @@ def _training_finished(observed: Observed, now: datetime) -> Plan | None:
     roles = finishing_roles(observed.effective_job.spec)
     replicas = {r for r in observed.training_replicas if r.role in roles}
     ended = {p.replica for p in observed.training_pods if p.state is PodState.SUCCEEDED and not p.deleted}
-    if not replicas <= ended and not _had_finished(observed):
+    has_finished = replicas <= ended or _had_finished(observed)
+    if not has_finished and (left := end_left(observed, now)) is not None:
+        has_finished = left <= timedelta(0)
+    if not has_finished:
         return None
     scoring = bool(observed.effective_job.spec.evaluator.replicas) and _has_reported(observed)
     message = _training_done(observed) + ("; the evaluator scores the final checkpoint" if scoring else "")
@@ -165,6 +168,26 @@ def _training_finished(observed: Observed, now: datetime) -> Plan | None:
         transitions.meet_success_criteria(observed, message, now),
         events=(Event("Normal", "TrainingFinished", message),),
     )
+
+
+LAST_ENDS = timedelta(seconds=10)
+"""How long the other pods may take to end once the leading agent has: it has told them to."""
+
+
+def end_left(observed: Observed, now: datetime) -> timedelta | None:
+    """Return how long to wait for the others' ends once the leading agent has exited with 0; else None.
+
+    It does so when all replicas whose end counts have finished, or have failed after it had (ADR 37). A pod
+    that is gone by then, or was made after that, would wait for it in vain.
+    """
+    roles, first = finishing_roles(observed.effective_job.spec), leader(observed.effective_job.spec)
+    pods = [p for p in observed.training_pods if p.replica.role in roles]
+    done = next((p for p in pods if p.replica == first and p.state is PodState.SUCCEEDED), None)
+    if not observed.in_place or done is None or done.deleted:
+        return None
+    if all(p.ended or p.deleted for p in pods):
+        return timedelta(0)
+    return time_left(done.finished_at, LAST_ENDS, now) if done.finished_at is not None else timedelta(0)
 
 
 def _had_finished(observed: Observed) -> bool:
