@@ -202,7 +202,7 @@ def test_a_deposed_controllers_target_is_rejected_and_logged_once(tmp_path: Path
             report = job.ask(world={"worker": 1}, lease=1, generation=4)
             assert (report["phase"], report["world"]) == ("running", {"worker": 2})
         message = (
-            "order isn't taken: it is of generation 4 and lease 1, the newest of generation 3 and lease 2"
+            "target is rejected: it is of generation 4 and lease 1, the newest of generation 3 and lease 2"
         )
         assert job.agents["worker-0"].output.count(message) == 1
         assert len(job.ask(world={"worker": 2}, lease=2, generation=3)["members"]) == 2

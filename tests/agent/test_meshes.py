@@ -151,7 +151,7 @@ async def other_agent(port: int) -> Any:
 
 
 async def earlier_client(port: int) -> Any:
-    """The client's side of version 0.1: it says nothing before it has read the greeting."""
+    """The client's side of version 0.1: it sends nothing before it has read the greeting."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(0.3):

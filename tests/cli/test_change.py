@@ -68,7 +68,7 @@ def test_deletion(api: CliServer) -> None:
 def test_a_runs_folder_is_removed_after_a_question(tmp_path: Path) -> None:
     folder = store_run(tmp_path / "runs/training/digits", ended=NOW, end="interrupted")
     (folder / "model").write_bytes(bytes(12_000_000))
-    question = "digits: remove runs/training/digits (12 MB) with all that is in it? [y/N]: "
+    question = "digits: remove runs/training/digits (12 MB) and everything in it? [y/N]: "
     for answer, code in ((b"n\n", 1), (b"y\n", 0)):
         assert folder.is_dir()
         with terminal("delete", "digits", cwd=tmp_path) as (process, screen):
@@ -109,7 +109,9 @@ def test_what_is_listed_can_be_chosen(
     assert names("--here") == ["new", "old"]
     assert names("--last", "2") == ["new", "digits"]
     assert names("--state", "interrupted", "--last", "1") == ["new"]
-    assert call("list", "--state", "Runing").stderr == "none of them is Runing, but Complete, Interrupted\n"
+    assert call("list", "--state", "Runing").stderr == (
+        "none of them is Runing; there are: Complete, Interrupted\n"
+    )
     assert call("list", "--here", "-A").exit_code == 2
     lines = call("list").stdout.splitlines()
     assert lines[1].endswith("   a.py --rate 0.1 TRAIN_KEEP=2   new")

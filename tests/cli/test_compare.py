@@ -67,7 +67,7 @@ def test_two_runs(tmp_path: Path, golden: Golden, monkeypatch: pytest.MonkeyPatc
     golden(result.stdout)
     assert (tmp_path / "curves.svg").read_text().count("<polyline") == 6
     again = call("compare", str(tmp_path / "digits"), "digits").stdout
-    assert "  differs in    nothing that was asked for\n" in again
+    assert "  differs in    nothing: the request is the same\n" in again
     three = call("compare", "digits.1", "digits", "digits.1").stdout.splitlines()
     assert three[-1].split() == ["lr", "0.1", "0.1", "0.1"]
 
@@ -170,7 +170,7 @@ def test_without_a_value_there_is_no_picture(tmp_path: Path) -> None:
     assert draw_charts([("a", {"loss": {1: math.nan}}), ("b", {})]) == ""
     store_run(tmp_path / "digits")
     result = call("compare", "digits", "digits", "--picture", str(tmp_path / "a.svg"))
-    assert (result.exit_code, "none of them has a curve" in result.stderr) == (1, True)
+    assert (result.exit_code, "none of these runs has a curve" in result.stderr) == (1, True)
     assert not (tmp_path / "a.svg").exists()
 
 

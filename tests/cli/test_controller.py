@@ -84,7 +84,7 @@ def test_rules_from_text_and_from_a_file(kubeconfig: Path, tmp_path: Path) -> No
     [
         ("--extra-ingress=/missing", "can't be read"),
         ("--extra-ingress=[", "can't be read"),
-        ("--extra-ingress=[1]", "is no list of ingress rules"),
+        ("--extra-ingress=[1]", "must be a list of ingress rules"),
         ("--http-address=8080", "'8080' is no HOST:PORT"),
         ("--http-address=host:port", "is no HOST:PORT"),
         ("--http-address=host:70000", "is no HOST:PORT"),

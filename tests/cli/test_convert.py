@@ -59,9 +59,9 @@ def test_the_whole_of_a_small_one(tmp_path: Path) -> None:
     assert result.stdout == (
         """\
 ---
-# Made from TFJob scans. Not simply carried over:
+# Converted from TFJob scans. Not carried over unchanged:
 #   spec.tfReplicaSpecs.Worker.template.spec.containers[0].volumeMounts[0]: becomes spec.output: the claim \
-training at /out, which all training replicas mount, takes checkpoints and logs in a folder of the job's name
+training at /out, which all training replicas mount; checkpoints and logs go to a folder with the job's name
 #   spec.tfReplicaSpecs.Worker.restartPolicy: a failure restarts the training of all replicas from the last \
 checkpoint, at most spec.maxRestarts times
 apiVersion: trainjob.dev/v1alpha1
@@ -143,7 +143,7 @@ def test_other_objects_are_printed_as_they_are(tmp_path: Path) -> None:
     assert printed(result)[0] == other
     assert yaml.safe_load(result.stdout.split("---\n")[1]) == other
     assert (
-        f"{file}:1 ConfigMap settings: no TFJob or MPIJob of kubeflow.org, printed as it is"
+        f"{file}:1 ConfigMap settings: not a TFJob or MPIJob of kubeflow.org, printed as it is"
         in result.stderr.splitlines()
     )
 
@@ -201,7 +201,7 @@ def test_a_template_of_helm_is_named(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     result = convert(file)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert re.search(r"tfjob.yaml:[34] is a template, such as Helm's, and no manifest yet", result.stderr)
+    assert re.search(r"tfjob.yaml:[34] is a template, such as Helm's, and not a manifest", result.stderr)
 
 
 def test_standard_input_and_several_files(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_job_that_would_be_refused_prints_nothing(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     *_, heading, one, other = result.stderr.splitlines()
     first, second = sorted([one, other])
-    assert "TFJob scans.north makes no valid TrainJob" in heading
+    assert "TFJob scans.north can't be converted into a valid TrainJob" in heading
     assert heading.endswith("--force:")
     assert " metadata.name: must start with a lowercase letter" in first
     assert " spec.runPolicy.suspend: must be true or false" in second
@@ -245,7 +245,7 @@ def test_a_name_can_not_break_out_of_its_comment(tmp_path: Path) -> None:
 def test_a_file_without_a_tfjob(content: dict[str, Any], tmp_path: Path) -> None:
     result = convert(write(tmp_path, content))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "no TFJob or MPIJob of kubeflow.org" in result.stderr
+    assert "not a TFJob or MPIJob of kubeflow.org" in result.stderr
 
 
 @pytest.mark.parametrize(("text", "code"), [("a: [", 1), ("", 1), (None, 2)])

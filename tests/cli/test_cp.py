@@ -94,7 +94,9 @@ def test_what_can_not_be_copied(
 def test_a_link_that_is_left_out_is_told(api: CliServer, tmp_path: Path) -> None:
     in_cluster(api, tmp_path)
     (tmp_path / "there/model/passwords").symlink_to("/etc/passwd")
-    assert "left out: model/passwords (no file, or a link" in call("cp", "digits:model", "new").stderr
+    assert (
+        "left out: model/passwords (not a regular file, or a link" in call("cp", "digits:model", "new").stderr
+    )
 
 
 def test_what_a_pod_says_is_printed_as_text(api: CliServer, tmp_path: Path) -> None:

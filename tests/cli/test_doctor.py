@@ -94,7 +94,7 @@ def test_a_problem_is_named_with_its_remedy_and_ends_with_1(api: CliServer) -> N
     result = call("doctor")
     assert result.exit_code == 1
     assert "  problem  permissions  you may not create trainjobs in default (for submit)\n" in result.stdout
-    assert "-> have an administrator bind the ClusterRole `edit` to you in default\n" in result.stdout
+    assert "-> ask an administrator to bind the ClusterRole `edit` to you in default\n" in result.stdout
 
 
 def answer_for_crds(api: CliServer, answer: Answer) -> None:
@@ -146,7 +146,7 @@ def test_a_cluster_that_does_not_answer(api: CliServer, monkeypatch: pytest.Monk
             1,
             ("problem", "pulled: no host"),
         ),
-        ({}, 1, ("problem", "isn't pulled after 0.2 s: no node has taken the pod; see --timeout")),
+        ({}, 1, ("problem", "was not pulled within 0.2 s: the pod isn't scheduled yet; see --timeout")),
     ],
 )
 def test_a_pod_pulls_an_image_and_is_deleted(
@@ -239,12 +239,12 @@ def test_a_job_of_two_workers_measures_and_is_deleted(
     [
         ({"said": json.dumps({**MEASURED, "implementation": "RING"})}, "RING on 2 devices"),
         (
-            {"message": "worker 0 got an error of NCCL's own", "over": True},
-            "worker 0 got an error of NCCL's own",
+            {"message": "worker 0 got an error from NCCL", "over": True},
+            "worker 0 got an error from NCCL",
         ),
         ({"message": "worker 0 can't start: Unschedulable"}, "in 0.3 s: worker 0 can't start: Unschedulable"),
         ({"said": "[1]"}, "nothing was measured in 0.3 s"),
-        ({}, "nothing was measured in 0.3 s: no controller takes the job"),
+        ({}, "nothing was measured in 0.3 s: no controller has acted on the job"),
     ],
 )
 def test_what_keeps_workers_from_summing_is_a_problem(

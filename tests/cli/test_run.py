@@ -259,7 +259,7 @@ def test_fresh_starts_over_and_keeps_what_was_there_under_a_number(tmp_path: Pat
         result = trainjob("run", str(file), *arguments, cwd=tmp_path / "elsewhere")
         assert result.returncode == 0, result.stdout + result.stderr
         assert f"worker-0: output {output}" in result.stdout
-        assert (f"the output until here is kept in {output}.{number}" in result.stdout) == (number > 0)
+        assert (f"the previous output is kept in {output}.{number}" in result.stdout) == (number > 0)
         (output / f"mark-{number}").touch()
     assert sorted(path.name for path in output.parent.iterdir()) == ["digits", "digits.1", "digits.2"]
     assert not (output / "mark-1").exists()
@@ -279,7 +279,8 @@ def test_fresh_starts_over_and_keeps_what_was_there_under_a_number(tmp_path: Pat
         ({"container": {"command": []}, "restartStrategy": "Recreate"}, "has no command"),
         ({"pod": {"initContainers": [{"name": "fetch", "image": "x"}]}}, "init container 'fetch' can't run"),
         ({"container": {"env": [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
-         "worker-0, worker-1, evaluator-0: env T comes from Secret s (key k), which is not here: export T="),
+         "worker-0, worker-1, evaluator-0: env T comes from Secret s (key k), which this machine doesn't "
+         "have: export T="),
         ({"suspend": True}, "spec.suspend: is true, so nothing would start"),
         ({"workers": 0}, "spec.worker.replicas: must be at least 1, got 0"),
     ],

@@ -70,7 +70,7 @@ def test_a_run_whose_folder_is_away_says_so_in_one_line(
     result = call("run", str(write_job(tmp_path)), "--folder", str(tmp_path / "runs"))
     assert result.exit_code == 1
     (line,) = result.output.splitlines()[-1:]
-    assert "Stale file handle; see whether its disk or server can be reached" in line
+    assert "Stale file handle; check that its disk or server can be reached" in line
 
 
 def test_a_run_is_seen_changed_and_deleted_while_it_trains(
@@ -184,7 +184,7 @@ def test_a_finished_job_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.
     differs = (
         "digits is finished, and this is another request: settings.json (changed); nothing was started; "
     )
-    ways = "start over: --fresh; train it apart: --set metadata.name=NAME, or --new\n"
+    ways = "start over: --fresh; train it separately: --set metadata.name=NAME, or --new\n"
     for _ in range(2):
         third = trainjob("run", str(file), cwd=tmp_path)
         assert (third.returncode, third.stdout, third.stderr) == (1, "", differs + ways)

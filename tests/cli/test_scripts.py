@@ -168,7 +168,7 @@ def test_a_job_that_exists_is_followed_by_the_same_request_alone(
     told = "train exists already in namespace default (Pending), and this is another request: "
     ways = (
         "nothing was created; start over: trainjob delete train -n default, then submit it with --fresh; "
-        "train it apart: --name NAME, or --new"
+        "train it separately: --name NAME, or --new"
     )
     for options in ((), ("--wait",), ("--logs",)):
         other = submit(*options, "--", "0.07")
@@ -199,7 +199,7 @@ def test_fresh_replaces_a_finished_job_and_starts_over_in_a_new_folder(project: 
     assert running.exit_code == 1
     assert "(Pending), and isn't over; nothing was created; start over: trainjob delete" in running.stderr
     end("Failed")
-    assert "start over: --fresh; train it apart" in submit("--", "0.1").stderr
+    assert "start over: --fresh; train it separately" in submit("--", "0.1").stderr
     assert submit("--fresh", "--dry-run").stdout.count("resume: Never") == 1
     assert submit("--fresh", "--", "0.1").stdout == "train was created in namespace default\n"
     job = api.get("trainjobs", "train")
@@ -229,7 +229,7 @@ def test_a_job_of_a_file_that_exists(project: Path, api: CliServer) -> None:
         "another request: image example.com/digits:1 (not used now), image example.com/digits:2 (new); "
         in other.stderr
     )
-    assert other.stderr.endswith("train it apart: --set metadata.name=NAME, or --new\n")
+    assert other.stderr.endswith("train it separately: --set metadata.name=NAME, or --new\n")
     stored = api.get("trainjobs", "digits")
     assert stored is not None
     api.put({**stored_job("Failed"), "spec": stored["spec"]})

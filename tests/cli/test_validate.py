@@ -135,7 +135,7 @@ def test_other_kinds_are_left_out(tmp_path: Path) -> None:
     file = _write(tmp_path, other, build_job())
     result = _validate(file)
     assert (result.exit_code, result.stdout) == (0, "valid: 3 pods, 0 GPUs\n")
-    assert result.stderr == f"{file}:1 ConfigMap settings is left out: no TrainJob\n"
+    assert result.stderr == f"{file}:1 ConfigMap settings is skipped: it isn't a TrainJob\n"
     alone = _validate(_write(tmp_path, other))
     assert alone.exit_code == 1
     assert "holds no TrainJob" in alone.stderr

@@ -96,10 +96,10 @@ def test_links(tmp_path: Path) -> None:
     code = collect(root, [root])
     assert sorted(code.files) == ["a.py", "folder/b.py", "inside.py", "pkg/b.py"]
     assert [note.partition(" is a link that ")[::2] for note in sorted(code.notes)] == [
-        ("folder/loop", "leads back to a folder that holds it; it doesn't travel"),
-        ("gone", "leads to nothing; it doesn't travel"),
-        ("out", f"leads out of {root}, to {tmp_path}/secret.txt; it doesn't travel"),
-        ("pkg/loop", "leads back to a folder that holds it; it doesn't travel"),
+        ("folder/loop", "leads back to a folder that holds it; it isn't sent"),
+        ("gone", "leads to nothing; it isn't sent"),
+        ("out", f"leads out of {root}, to {tmp_path}/secret.txt; it isn't sent"),
+        ("pkg/loop", "leads back to a folder that holds it; it isn't sent"),
     ]
 
 
@@ -110,7 +110,7 @@ def test_links(tmp_path: Path) -> None:
         (["../outside.txt"], "outside.txt is outside .*root, which becomes the working directory"),
         (["link"], "link is outside"),
         (["pipe"], "pipe is neither a file nor a folder"),
-        (["hidden"], "hidden: no file in it travels"),
+        (["hidden"], "hidden: no file in it is sent"),
     ],
 )
 def test_paths_that_cant_travel(paths: list[str], message: str, tmp_path: Path) -> None:

@@ -81,12 +81,12 @@ def gpus(found: TensorFlow, devices: int, driver: str | Unknown = "550.54") -> C
          "imported: ImportError: libx", "repair the installation"),
         (tensorflow("2.21.0"), OK, "2.21.0, imported in 4.2 s", ""),
         (tensorflow("2.22.0rc0"), NOTE,
-         "2.22.0rc0, imported in 4.2 s; tested are versions from 2.20 to below 2.22", "if training fails"),
+         "2.22.0rc0, imported in 4.2 s; tested: from 2.20 to below 2.22", "if training fails"),
         (tensorflow("2.9.1"), NOTE, "2.9.1", "if training"),
         (check_tensorflow(TENSORFLOW._replace(version="2.9.1"), ()), OK, "2.9.1", ""),
         (keras("3.15.1"), OK, "3.15.1", ""),
         (keras("3.16.0"), NOTE, "from 3.10 to below 3.16", "if"),
-        (keras("2.19.0"), PROBLEM, "only in loops of your own", "unset TF_USE_LEGACY_KERAS"),
+        (keras("2.19.0"), PROBLEM, "only in custom training loops", "unset TF_USE_LEGACY_KERAS"),
         (gpus(CUDA._replace(gpus=("H100", "H100")), 2), OK,
          "H100, H100 (TensorFlow for CUDA 12.5.1, driver 550.54)", ""),
         (gpus(CUDA, 0), OK, "none (CUDA_VISIBLE_DEVICES hides them)", ""),
@@ -173,15 +173,15 @@ def image(**state: dict[str, Any]) -> Check:
         (check_crd("0.0.9", OWN), NOTE, "0.0.9", "should upgrade the chart"),
         (check_crd("0.2.0", OWN), NOTE, "0.2.0", "upgrade this program"),
         (controller("0.1.0"), OK, "0.1.0 in a/b", ""),
-        (controller("0.1.0", ready=0), PROBLEM, "a/b has no pod that is ready",
+        (controller("0.1.0", ready=0), PROBLEM, "a/b has no ready pod",
          "kubectl describe deployment b -n a"),
         (controller("0.0.9"), NOTE, "0.0.9 in a/b", "should upgrade the chart"),
-        (check_controllers([], OWN), PROBLEM, "no Deployment of one", "install the chart"),
+        (check_controllers([], OWN), PROBLEM, "no Deployment of a controller", "install the chart"),
         (check_controllers(Unknown("not allowed"), OWN), NOTE, "can't be seen: not allowed", ""),
         (denied()[0], OK, f"all of {len(PERMISSIONS)} in default", ""),
         (denied(0)[0], PROBLEM, "create trainjobs in default (for submit)", "ClusterRole `edit`"),
         (denied(10)[0], NOTE, "create pods/exec in default (for cp)", "ClusterRole `edit`"),
-        (check_permissions(AWAY, "default")[0], NOTE, "can't be told: no answer", ""),
+        (check_permissions(AWAY, "default")[0], NOTE, "unknown: no answer", ""),
         (storage(gp3="ebs.csi.aws.com"), NOTE, "gp3 (ebs.csi.aws.com)", "on one node"),
         (storage(), NOTE, "no storage class", "nfs:SERVER:/FOLDER"),
         (check_storage([], ["training"], "default"), OK, "in default: training", ""),
@@ -189,7 +189,7 @@ def image(**state: dict[str, Any]) -> Check:
         (image(terminated={"exitCode": 0, "message": "3.11.2 2.21.0"}), OK,
          "a/b:1 has Python 3.11.2, TensorFlow 2.21.0", ""),
         (image(terminated={"message": "3.11.2"}), PROBLEM, "and no TensorFlow", "or install it there"),
-        (image(terminated={"message": "3.8.10 2.4.0"}), PROBLEM, "is pulled, and has Python 3.8.10",
+        (image(terminated={"message": "3.8.10 2.4.0"}), PROBLEM, "was pulled, but has Python 3.8.10",
          "Python 3.9 or newer"),
         (image(terminated={"exitCode": 128, "reason": "StartError"}), PROBLEM,
          "its Python can't be run: StartError, exit code 128", "an image with Python"),
@@ -205,7 +205,7 @@ def test_a_cluster(check: Check, verdict: Verdict, says: str, remedy: str) -> No
 
 
 def test_permissions_that_nothing_works_without_are_apart_from_the_others() -> None:
-    remedy = "have an administrator bind the ClusterRole `edit` to you in default"
+    remedy = "ask an administrator to bind the ClusterRole `edit` to you in default"
     needed = "you may not get trainjobs, list trainjobs in default (for get, wait, list)"
     others = "you may not list pods, watch pods in default (for logs, get NAME)"
     assert denied(1, 2, 7, 8) == [

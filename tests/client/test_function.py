@@ -66,12 +66,12 @@ def _closes_over(value: object) -> Callable[[], object]:
         (
             uses_a_global_data_set,
             {},
-            ("uses 'TRAIN_SET'", "a tf.data data set can't travel", "inside the function"),
+            ("uses 'TRAIN_SET'", "a tf.data data set can't be sent", "inside the function"),
         ),
         (uses_it_in_a_helper, {}, ("uses 'TRAIN_SET' (in uses_a_global_data_set)",)),
-        (_closes_over(TRAIN_SET), {}, ("uses 'value'", "a tf.data data set can't travel")),
-        (echo, {"train": TRAIN_SET}, ("uses the argument 'train'", "a tf.data data set can't travel")),
-        (uses_a_strategy, {}, ("uses 'STRATEGY'", "a strategy can't travel", "inside the function")),
+        (_closes_over(TRAIN_SET), {}, ("uses 'value'", "a tf.data data set can't be sent")),
+        (echo, {"train": TRAIN_SET}, ("uses the argument 'train'", "a tf.data data set can't be sent")),
+        (uses_a_strategy, {}, ("uses 'STRATEGY'", "a strategy can't be sent", "inside the function")),
         (uses_a_lock, {}, ("uses 'LOCK'", "cannot pickle", "create it inside the function instead")),
         (
             _closes_over(bytes(LARGEST + 1)),

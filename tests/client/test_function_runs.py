@@ -225,7 +225,7 @@ def test_a_module_that_the_image_lacks_is_named(tmp_path: Path) -> None:
         del sys.modules[module.__name__]
     done = run([lay_out(files, tmp_path)])
     assert done.returncode == 80
-    assert "needs the module 'a_package_of_here', which isn't here: install it" in done.stderr
+    assert "needs the module 'a_package_of_here', which isn't installed here: install it" in done.stderr
 
 
 def test_an_image_needs_only_python_and_the_library_of_its_agent(tmp_path: Path) -> None:

@@ -424,9 +424,9 @@ def test_a_scripts_own_model_is_found(api: CliServer, tmp_path: Path) -> None:
     store_job_with_output(api, root)
     assert everything_in(Job.attach("digits").model(tmp_path / "model")) == {"best.keras": b"weights"}
     (root / "best.keras").unlink()
-    with pytest.raises(ClusterProblem, match="digits has left no model: train_and_evaluate leaves one"):
+    with pytest.raises(ClusterProblem, match="digits has no model: train_and_evaluate saves one"):
         Job.attach("digits").model(tmp_path / "another")
-    with pytest.raises(ClusterProblem, match="digits has no result: only a function has one"):
+    with pytest.raises(ClusterProblem, match="digits has no result: only a function that has returned"):
         Job.attach("digits").result()
     assert {path.name for path in tmp_path.iterdir()} == {"there", "model", "kubeconfig"}
 

@@ -193,7 +193,7 @@ def test_the_time_to_wait_is_limited(api: CliServer) -> None:
     job = Job.attach("digits")
     with pytest.raises(TimeoutError, match=r"digits is not over after 0.1s; it continues \(Running\)"):
         job.wait(timeout="0.1s")
-    with pytest.raises(ValueError, match="'soon' is no time"):
+    with pytest.raises(ValueError, match="'soon' is not a duration"):
         job.wait(timeout="soon")
 
 

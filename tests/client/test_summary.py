@@ -103,7 +103,7 @@ def test_success_whose_evaluator_failed(golden: Golden) -> None:
 def test_success_without_a_final_evaluation(golden: Golden) -> None:
     text = _complete(
         build_replica("evaluator-0", "stopping"),
-        message="training has finished; the evaluator wasn't done in time",
+        message="training has finished; the evaluator didn't finish in time",
         evaluation=EvaluationResult(step=220, metrics={"accuracy": 0.9}),
     )
     golden(text)

@@ -138,9 +138,9 @@ def test_a_worker_whose_weights_have_come_apart_is_named_and_nothing_of_them_is_
     code, printed = finished_run(file, tmp_path / "runs")
     assert code == 0, printed
     told = (
-        r"worker 1 found its weights apart from the others' \(exit code 91: worker-1's weights differ from "
-        r"the others' at step 21 \(variable sequential/hidden/kernel( and \d+ more)?\); they are not saved, "
-        r"and training goes back to the last checkpoint\) at step \d+; "
+        r"worker 1 found that its weights differ from the others' \(exit code 91: worker-1's weights "
+        r"differ from the others' at step 21 \(variable sequential/hidden/kernel( and \d+ more)?\); "
+        r"they are not saved, and training goes back to the last checkpoint\) at step \d+; "
         r"restarted in place( from .+)? \(restart 1 of 1\)"
     )
     # Where from is known by the reports that were heard in time, and attempt 1 may be too short for any:

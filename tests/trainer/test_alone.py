@@ -40,14 +40,14 @@ def test_what_the_script_has_changed_since_its_checkpoint_is_said(
         return trained, [line for line in lines if "in the script and was" in line]
 
     trained, said = go_on(2)
-    assert [line.partition(" until here")[0] for line in said] == [
+    assert [line.partition(" before:")[0] for line in said] == [
         "trainjob: global batch is 2 in the script and was 4",
         "trainjob: learning rate is 10 in the script and was 0.01",
         "trainjob: nesterov is True in the script and was False",
         "trainjob: seed is 2 in the script and was 1",
         "trainjob: steps of an epoch is 3 in the script and was 2",
     ]
-    assert "the checkpoint's. To have the script's, set model.optimizer.learning_rate" in said[1]
+    assert "the checkpoint's value. To use the script's, set model.optimizer.learning_rate" in said[1]
     assert float(trained.model.optimizer.learning_rate) == pytest.approx(0.01)
     trained, again = go_on(3, Set())
     assert again == [said[1]], "what the checkpoint has kept still isn't the script's"

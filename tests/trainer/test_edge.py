@@ -86,7 +86,7 @@ def test_an_error_of_nccls_own_names_the_interfaces_and_the_shared_memory(
     error = tensorflow_error("InternalError", "NCCL: unhandled system error. Set NCCL_DEBUG=WARN")
     said = str(explain_failure(error, ONE_OF_TWO, StopRequest()))
     assert "interface (eth0, ib0 here; NCCL_SOCKET_IFNAME isn't set)" in said
-    assert re.search(r"at the size of /dev/shm \(\d+ MiB\)", said)
+    assert re.search(r"the size of /dev/shm \(\d+ MiB\)", said)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth1")
     assert "NCCL_SOCKET_IFNAME=eth1" in str(explain_failure(error, ONE_OF_TWO, StopRequest()))
 

@@ -530,7 +530,7 @@ def test_a_job_from_which_another_has_taken_over_never_takes_it_back(tmp_path: P
     ):
         first.check()
     for generation in ("9.10", "10.11"):
-        with pytest.raises(OutputTaken, match="names or output folders of their own"):
+        with pytest.raises(OutputTaken, match="different names or output folders"):
             of_job(tmp_path, generation, "a/digits", "uid-1", at_once).claim()
     second.check()
 

@@ -295,7 +295,7 @@ def test_a_smoke_test_takes_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ({"build": alone.model()}, "it must be a function that returns the compiled model"),
         ({"data": lambda: rows(ROWS[:0])}, "train: there are no examples"),
-        ({"on_nan": "skip"}, 'on_nan: "skip" can\'t be had with parameter servers'),
+        ({"on_nan": "skip"}, 'on_nan: "skip" isn\'t possible with parameter servers'),
         ({"global_batch": None}, "global_batch: must be given"),
         ({"data": lambda: rows().repeat(), "steps_per_epoch": None}, "steps_per_epoch: must be given"),
     ],

@@ -164,7 +164,9 @@ def test_a_metric_whose_state_is_no_sum_is_named() -> None:
 
     model, lines = Tracking(), list[str]()
     by_share(model, lambda _: model.largest.update_state(3.0), "train_step", {}, lines.append)(PREDICTED)
-    assert any(line.startswith("the metric largest: variables are set, not added to") for line in lines)
+    assert any(
+        line.startswith("the metric largest: its variables are assigned, not added to") for line in lines
+    )
 
 
 def test_a_setting_decides() -> None:

@@ -97,11 +97,12 @@ def test_only_the_same_job_has_finished_before(tmp_path: Path) -> None:
 
 
 def test_a_finished_output_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    store, asked = store_with(tmp_path, 3, final=(3, "old")), "3 steps are asked for: ask for more"
+    store, asked = store_with(tmp_path, 3, final=(3, "old")), "only 3 steps are requested: request more"
 
     with pytest.raises(
         OutputFinished,
-        match=f"{tmp_path} holds .* finished at step 3.*, and 3 steps.* more to go on, or .*--fresh",
+        match=f"{tmp_path} holds .* finished at step 3.*, and only 3 steps.* more to continue it, or "
+        ".*--fresh",
     ):
         refuse_finished(ResumePlan.FINISHED, store, asked, OVER, ProgressFile(None))
     for plan in (ResumePlan.TRAIN, ResumePlan.SKIP):
@@ -139,9 +140,9 @@ def test_a_job_with_the_spec_of_the_one_that_finished_has_nothing_to_do(
     ("damaged", "chosen", "told"),
     [
         ((), 6, ""),
-        ((6,), 4, "the checkpoint of step 6 is damaged and set aside: training goes on from step 4"),
-        ((4, 6), 2, "step 4, 6 is damaged and set aside: training goes on from step 2"),
-        ((2, 4, 6), 0, "set aside: training goes on from the beginning, for lack of another"),
+        ((6,), 4, "the checkpoint of step 6 is damaged and set aside: training continues from step 4"),
+        ((4, 6), 2, "step 4, 6 is damaged and set aside: training continues from step 2"),
+        ((2, 4, 6), 0, "set aside: training continues from the beginning, since there is no other"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:damaged checkpoint")
@@ -326,14 +327,14 @@ def test_what_was_reported_has_to_be_there(
 def test_a_start_behind_what_was_reported_is_refused(tmp_path: Path) -> None:
     store = store_with(tmp_path)
     with pytest.raises(
-        StorageUnavailable, match="the checkpoint of step 3000 was reported, and none is found"
+        StorageUnavailable, match="the checkpoint of step 3000 was reported, but none is found"
     ):
         choose_start(store, 3000)
     store_with(tmp_path, 1000, 2000)
     before = contents(tmp_path)
 
     with pytest.raises(
-        StorageUnavailable, match=r"3000 was reported, and the newest .* is that of step 2000"
+        StorageUnavailable, match="3000 was reported, but the newest one found is of step 2000"
     ):
         choose_start(store, 3000)
 
@@ -346,7 +347,7 @@ def test_what_appears_after_the_choice_is_not_set_aside(tmp_path: Path) -> None:
     """As it does where a listing is late."""
     store = store_with(tmp_path, 1000, 2000, 3000)
 
-    with pytest.raises(StorageUnavailable, match=r"step-00003000 wasn't there when the step .* was chosen"):
+    with pytest.raises(StorageUnavailable, match=r"step-00003000 didn't exist when training chose the step"):
         store.set_aside(2000)
 
     assert store.steps() == [1000, 2000, 3000]

@@ -175,7 +175,7 @@ class Seen(ProgressFile):
         (
             0.6,
             [
-                "reading the 40 batches again that were trained before the restart: 2 took 1.2 s, the others "
+                "rereading the 40 batches that were trained before the restart: 2 took 1.2 s, the others "
                 "take about 23 s; do that"
             ],
         ),

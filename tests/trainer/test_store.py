@@ -396,7 +396,7 @@ def test_the_final_marker_comes_and_goes(tmp_path: Path) -> None:
     assert store.final() == FinalMarker(4, "of an earlier version")
     (tmp_path / "final.json").write_text("[]")
     with pytest.raises(
-        CheckpointUnreadable, match=r"final.json is damaged .* once it is deleted training goes on"
+        CheckpointUnreadable, match=r"final.json is damaged .* if you delete it, training continues"
     ):
         store.final()
 
@@ -420,7 +420,7 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, name: str, damage: Callabl
     file = newest.path / name
     file.write_bytes(damage(file.read_bytes()))
 
-    with pytest.warns(RuntimeWarning, match="damaged checkpoint passed over"):
+    with pytest.warns(RuntimeWarning, match="damaged checkpoint skipped"):
         latest = store.latest()
 
     assert latest is not None

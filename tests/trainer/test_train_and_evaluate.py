@@ -186,7 +186,10 @@ def test_what_early_stopping_remembers_survives_a_restart(
     same_weights(result.model, whole.model)
     assert (tmp_path / "log.csv").read_text() == log
     told = capsys.readouterr().err
-    assert told.count("callbacks begin again without what they had at the checkpoint: Seen.calls. ") == 1
+    assert (
+        told.count("these callbacks start without the state that they had at the checkpoint: Seen.calls. ")
+        == 1
+    )
     epochs = whole.step // 4
     why = f"EarlyStopping has seen no better val_loss than in epoch {epochs - 2}, whose weights the model has"
     assert told.count(f"training ended after epoch {epochs} of 9: {why}") == 2
@@ -212,7 +215,7 @@ def test_a_rate_is_changed_once_an_epoch_also_where_a_restart_is_within_one(
     [
         (
             lambda rates: rates.CosineDecay(0.1, 8),
-            "0 after 8 steps, by CosineDecay: the 8 steps that are left",
+            "0 after 8 steps, by CosineDecay: the 8 remaining steps",
         ),
         (lambda rates: rates.CosineDecay(0.1, 16), ""),
         (lambda rates: rates.CosineDecay(0.0, 8, warmup_target=0.1, warmup_steps=2), "0 after 12 steps, by"),
@@ -254,7 +257,7 @@ def test_what_an_optimizer_does_at_the_end_is_done_and_saved(tmp_path: Path) -> 
 
 def test_a_finished_output_is_not_trained_again_but_for_more_epochs(tmp_path: Path) -> None:
     trained(tmp_path, 2)
-    with pytest.raises(OutputFinished, match="finished at step 8, and this fit asks for 2 epochs"):
+    with pytest.raises(OutputFinished, match="finished at step 8, and this fit requests only 2 epochs"):
         trained(tmp_path, 2, uid="another")
     with pytest.raises(OutputFinished):
         trained(tmp_path, 2, uid="another", data=(X, 1 - Y))

@@ -144,7 +144,7 @@ def test_an_error_of_ours_does_not_break_the_import(tmp_path: Path) -> None:
     env = {**JOB, "PYTHONPATH": f"{bootstrap}:{tmp_path}"}
     ended = run_python(["-c", "import keras.src.models.model as m; print(m.here)"], env)
     assert ended.stdout == "True\n"
-    assert "trainjob: the script runs without help: ModuleNotFoundError" in ended.stderr
+    assert "trainjob: the script runs without the trainer's help: ModuleNotFoundError" in ended.stderr
 
 
 def test_what_keras_imports_for_few_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:

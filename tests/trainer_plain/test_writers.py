@@ -261,7 +261,7 @@ def test_what_goes_with_the_pod_is_said_once(
     process: Any = SimpleNamespace(environment=SimpleNamespace(output_dir=tmp_path / "output"))
     for _ in range(2):
         writers._say_if_it_goes(process, writers._whole(path), root)
-    assert capsys.readouterr().err.count("save in $TRAINJOB_OUTPUT_DIR") == says
+    assert capsys.readouterr().err.count("save what has to stay in $TRAINJOB_OUTPUT_DIR") == says
 
 
 def test_each_worker_reads_back_what_keras_has_written(tmp_path: Path) -> None:

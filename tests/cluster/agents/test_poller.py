@@ -179,7 +179,7 @@ async def test_an_agent_with_another_key_is_no_end_and_logged_once(caplog: pytes
         assert world.poller.agent_report(KEY) is None
         warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert len(warnings) == 1
-        assert "default/digits: the agent at 127.0.0.1 can't be spoken to" in warnings[0]
+        assert "default/digits: the agent at 127.0.0.1 can't be polled" in warnings[0]
         agent.token = "token of uid-1"  # noqa: S105 - no secret
         await until(lambda: world.agent_report().get("phase") == "running")
 
@@ -221,7 +221,7 @@ async def test_a_report_that_is_larger_than_its_job_is_refused_and_logged_once(
         await until(lambda: world.outcomes["refused"] >= 4)
         assert world.poller.agent_report(KEY) is None
         (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-        assert "default/digits: the agent at 127.0.0.1 can't be spoken to" in warning
+        assert "default/digits: the agent at 127.0.0.1 can't be polled" in warning
         assert "at most 67840 are accepted" in warning
 
 

@@ -209,7 +209,7 @@ async def test_an_agents_port_in_use_is_named(tmp_path: Path) -> None:
             await cluster.create(build_agent_pod())
             state = await ended(cluster, NAME)
         assert state["exitCode"] == 84
-        assert f"port {port} of this machine, chosen for an agent, is in use" in state["message"]
+        assert f"port {port} of this machine, chosen for an agent, has been taken" in state["message"]
 
 
 async def test_a_bundle_is_created_once(tmp_path: Path) -> None:
@@ -232,8 +232,8 @@ async def test_a_bundle_that_was_deleted_is_created_again(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ({"password": "x"}, "Secret other can't be had on this machine"),
-        ({"token": "x", "trainjob.pyz": "y"}, "Secret other can't be had on this machine"),
+        ({"password": "x"}, "Secret other isn't supported on this machine"),
+        ({"token": "x", "trainjob.pyz": "y"}, "Secret other isn't supported on this machine"),
     ],
 )
 async def test_other_secrets_are_refused(data: dict[str, str], reason: str, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ async def test_a_token_that_is_no_text_is_refused(tmp_path: Path) -> None:
     secret = build_token_secret()
     secret["data"]["token"] = "?"  # noqa: S105
     async with local_cluster(tmp_path) as (cluster, _):
-        with pytest.raises(Refused, match="can't lay out the agent"):
+        with pytest.raises(Refused, match="can't write the agent's files"):
             await cluster.create(secret)
 
 

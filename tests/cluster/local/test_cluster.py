@@ -240,7 +240,7 @@ async def test_a_job_gets_no_more_gpus_than_are_here(tmp_path: Path) -> None:
     cluster = build_cluster(tmp_path, ("0", "1", "2"))
     cluster.patch_spec({"worker": {"replicas": 3}})
     assert cluster._sandbox._machine.gpus_of["digits-worker-2"] == ("2",)
-    with pytest.raises(CannotRunHere, match="4 GPUs are asked for, and 3 are here"):
+    with pytest.raises(CannotRunHere, match="requests 4 GPUs, and this machine has 3"):
         cluster.patch_spec({"worker": {"replicas": 4}})
     assert cluster.job["spec"]["worker"] == {"replicas": 3}
     await cluster.close()

@@ -108,7 +108,7 @@ SECRET = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": 
 )
 def test_what_only_a_cluster_keeps_is_refused_with_the_way_out(source: dict[str, Any], what: str) -> None:
     lines = _refusals(build_pod(env=[{"name": "TOKEN", "valueFrom": source}]))
-    assert lines == (f"env TOKEN comes from {what}, which is not here: export TOKEN=... first",)
+    assert lines == (f"env TOKEN comes from {what}, which this machine doesn't have: export TOKEN=... first",)
 
 
 def test_the_callers_environment_stands_in_for_a_secret_and_is_left_as_it_is() -> None:
@@ -126,7 +126,7 @@ def test_an_optional_secret_is_left_out() -> None:
 
 def test_env_from_is_noted() -> None:
     launch = _launch(build_pod(container={"envFrom": [{"secretRef": {"name": "hub"}}]}))
-    assert any(note.startswith("envFrom: Secret hub is not here") for note in launch.notes)
+    assert any(note.startswith("envFrom: Secret hub doesn't exist on this machine") for note in launch.notes)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_volumes_become_folders(source: dict[str, Any], folder: str) -> None:
 def test_volumes_of_a_cluster_need_a_folder(kind: str) -> None:
     pod = _with_volume({kind: {"name": "x"}})
     assert _refusals(pod) == (
-        f"volume extra ({kind}) is kept by a cluster: name a folder with --volume extra=FOLDER",
+        f"volume extra ({kind}) exists only in a cluster: give a folder for it with --volume extra=FOLDER",
     )
     launch = _launch(pod, volumes={"extra": Path("/here")})
     assert launch.env["EXTRA"] == "/here/file"
@@ -227,7 +227,7 @@ def test_working_dir() -> None:
     assert _launch(inside, is_folder=lambda _: True).cwd == Path("/home/me/runs/training/src")
     launch = _launch(elsewhere, is_folder=lambda _: False)
     assert launch.cwd == HOME
-    assert "workingDir /app is not here: commands start in /home/me" in launch.notes
+    assert "workingDir /app doesn't exist on this machine: commands start in /home/me" in launch.notes
 
 
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}}}
@@ -237,9 +237,9 @@ GPU = {"resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}}}
     ("container", "machine", "visible", "note"),
     [
         ({}, {}, None, None),
-        (GPU, {}, None, "none is here"),
+        (GPU, {}, None, "this machine has none"),
         (GPU, {"gpus": ("0", "1"), "gpus_of": {"digits-worker-0": ("1",)}}, "1", None),
-        (GPU, {"gpus": ("0",)}, "-1", "more GPUs are asked for than the 1 here"),
+        (GPU, {"gpus": ("0",)}, "-1", "more GPUs than the 1 of this machine"),
         ({}, {"gpus": ("0",)}, "-1", "GPUs here are not used (1)"),
         ({}, {"gpus": ("0",), "gpus_of": {"digits-worker-1": ("0",)}}, "-1", None),
     ],

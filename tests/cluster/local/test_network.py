@@ -81,7 +81,7 @@ async def test_with_the_machines_network_a_line_says_what_its_ports_let_others_d
         (note,) = (note for note in notes if "ports" in note)
         first, last = map(int, re.findall(r"\d+", note)[:2])
         assert first <= port <= last
-        assert note.endswith("let whoever reaches this machine read and write files (--network host)")
+        assert note.endswith("let anyone who can reach this machine read and write files (--network host)")
 
 
 async def test_where_the_system_allows_none_a_run_says_so_or_is_refused(

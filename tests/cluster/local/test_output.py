@@ -77,7 +77,7 @@ async def test_two_runs_do_not_share_an_output(tmp_path: Path) -> None:
             CannotRunHere, match=rf"another `trainjob run` \(process {os.getpid()}\) trains into"
         ):
             two.prepare([build_pod()])
-        with pytest.raises(Refused, match="start apart from it with another --folder"):
+        with pytest.raises(Refused, match="or use another --folder"):
             await two.create(build_pod())
         await one.close()
         two.prepare([build_pod()])

@@ -196,7 +196,7 @@ async def test_a_running_job_that_now_needs_a_command_reports_it_and_keeps_its_p
     field, _, rest = after["status"]["message"].partition(": ")
     assert field == "spec.template.spec.containers[0].command"
     assert "needs a command" in rest
-    assert rest.endswith("correct that, delete the job and create it again")
+    assert rest.endswith("correct the spec, delete the job and create it again")
     assert after["status"]["state"] == "Running"
     assert after["spec"]["restartStrategy"] == "InPlace"
     (left,) = cluster.get("pods", namespace="default", selector="trainjob.dev/job=plain")["items"]

@@ -27,7 +27,7 @@ def _crd(control_plane: Cluster) -> None:
 
     def is_explained() -> bool:
         try:
-            return "The desired job." in explain(control_plane, "trainjobs.trainjob.dev")
+            return "The desired state." in explain(control_plane, "trainjobs.trainjob.dev")
         except KubectlError:
             return False
 

@@ -139,7 +139,7 @@ def test_a_service_in_the_way_is_reported_until_it_is_gone(
     theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": spec}
     installed.apply(theirs, namespace=restricted)
     installed.apply(script_job("web", DONE), namespace=restricted)
-    words = ["Service web exists and isn't this job's", "rename the job, or delete it"]
+    words = ["Service web exists and doesn't belong to this job", "rename the job, or delete that object"]
     told(installed, restricted, "web", "ServiceConflict", words, tmp_path)
     assert installed.get("service", "web", namespace=restricted)["spec"]["selector"] == {"app": "other"}
     # What was started before that was known is deleted; kubelets take their time.

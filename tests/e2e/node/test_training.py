@@ -61,7 +61,7 @@ def test_digits_train_and_are_scored(installed: NodeCluster, restricted: str) ->
     installed.apply(EXAMPLES / "digits.yaml", namespace=restricted)
     again = until_ended(installed, restricted, "digits")["status"]
     assert again["state"] == "Complete", json.dumps(again, indent=1)
-    assert "had finished already: the output /output/digits is of the same spec" in again["message"]
+    assert "had already finished: the output /output/digits belongs to the same spec" in again["message"]
     assert again["evaluation"]["step"] == again["progress"]["step"] == status["progress"]["step"]
     assert read_curves(again["curves"])["loss"] == curves["loss"]
     installed.delete("tj", "digits", namespace=restricted)
@@ -82,8 +82,8 @@ def test_a_script_created_again_after_its_end_trains_nothing(installed: NodeClus
         assert status["state"] == "Complete", json.dumps(status, indent=1)
         messages.append(status["message"])
         installed.delete("tj", "plain-keras", namespace=restricted)
-    assert "had finished already" in messages[1]
-    assert "had finished already" not in messages[0]
+    assert "had already finished" in messages[1]
+    assert "had already finished" not in messages[0]
 
 
 def test_a_notebook_trains_on_the_cluster(installed: NodeCluster, restricted: str, tmp_path: Path) -> None:

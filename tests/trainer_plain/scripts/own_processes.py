@@ -33,7 +33,7 @@ class Batches(keras.utils.PyDataset):
 class Asks(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):  # noqa: ARG002
         ended = subprocess.run([sys.executable, "-c", HELPER], capture_output=True, text=True, check=False)
-        told = ended.stderr.count("is no part of the job")
+        told = ended.stderr.count("is not part of the job")
         print("helper", ended.returncode, ended.stdout.split(), told, flush=True)
 
 

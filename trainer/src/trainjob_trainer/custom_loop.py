@@ -171,7 +171,7 @@ class Run:
         if task.is_writer:  # the others may see another folder for a moment
             plan = plan_of_loop(store, total, environment.uid, environment.spec)
         chosen, every = broadcast(self.strategy, task, [plan, checkpoint_every or max(1, total // 10)])
-        plan, asked = ResumePlan(chosen), f"{total} steps are asked for: ask for more"
+        plan, asked = ResumePlan(chosen), f"only {total} steps are requested: request more"
         refuse_finished(plan, store, asked, environment.how_to_start_over, self._session.progress)
         if plan is ResumePlan.SKIP:
             return

@@ -191,7 +191,7 @@ def explain_failure(
         return OutputFull(f"no space left for {path}: free some, or give the output a larger volume")
     nccl = _NCCL.search(str(error))
     if nccl is not None and is_tensorflows(error) and "remote process" not in nccl[1]:
-        return NcclFailed(f"NCCL: {nccl[1].strip()}; look at {_nccl_uses()}")
+        return NcclFailed(f"NCCL: {nccl[1].strip()}; check {_nccl_uses()}")
     if task is None or task.is_evaluator or not task.has_peers or not is_peer_loss(error):
         return StorageUnavailable(describe(error, error.__traceback__)) if is_outage(error) else None
     if stop.requested:
@@ -214,8 +214,8 @@ def _nccl_uses() -> str:
         found = os.statvfs(memory)
         memory += f" ({found.f_blocks * found.f_frsize >> 20} MiB)"
     return (
-        f"the network interface ({', '.join(names) or 'none'} here; {interface}), at the size of {memory}, "
-        "at the driver, and whether two workers have one GPU"
+        f"the network interface ({', '.join(names) or 'none'} here; {interface}), the size of {memory}, the "
+        "driver, and whether two workers share one GPU"
     )
 
 

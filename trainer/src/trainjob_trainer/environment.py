@@ -57,7 +57,7 @@ SETTINGS = {
         "steps of an epoch, which endless data needs; data that ends is repeated", int, least=1
     ),
     "seed": Setting("of initial weights, dropout and the order of examples", int, 42),
-    "shuffle": Setting("reshuffle the training examples each epoch; not data that is in batches", bool, True),
+    "shuffle": Setting("reshuffle the training examples each epoch; not for data in batches", bool, True),
     "checkpoint_every": Setting("steps between checkpoints; by default the time decides", int, least=1),
     "keep": Setting("checkpoints to keep; the final one stays anyway", int, 3, least=1),
     "export": Setting(
@@ -79,11 +79,11 @@ SETTINGS = {
         "folder for all that is written, ./output/<script> by default; in a job it is the job's", str
     ),
     "resume": Setting(
-        "go on with the training that the output holds; else take a new folder beside it", bool, True
+        "continue the training in the output; false starts over in a new folder beside it", bool, True
     ),
     "resume_data": Setting(
-        "after a restart read again all that the order of the data needs (exact), or at most the epoch under "
-        "way (epoch): then its rows are others than without the restart",
+        "after a restart, reread all data that the order of rows depends on (exact), or at most the current "
+        "epoch (epoch), whose rows then differ from a run without the restart",
         str,
         "exact",
         among=("exact", "epoch"),

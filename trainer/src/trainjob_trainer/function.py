@@ -68,8 +68,8 @@ def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
         function, arguments = pickle.loads(payload)  # noqa: S301 - it is the job's own code
     except ModuleNotFoundError as error:
         raise InvalidConfiguration(
-            f"{header.get('entry')} needs the module {error.name!r}, which isn't here: install it into the "
-            "image, or let it travel with code=[...]"
+            f"{header.get('entry')} needs the module {error.name!r}, which isn't installed here: install it "
+            "into the image, or send it along with code=[...]"
         ) from error
     except Exception as error:
         raise InvalidConfiguration(

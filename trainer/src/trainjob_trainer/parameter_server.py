@@ -414,8 +414,8 @@ def _examples(session: Session, data: Any) -> tuple[Any, int, int]:
         raise InvalidConfiguration("train: with parameter servers it must be a tf.data.Dataset, or arrays")
     if session.setting("on_nan") == OnNan.SKIP.value:
         raise InvalidConfiguration(
-            'on_nan: "skip" can\'t be had with parameter servers, since metrics that several workers add to '
-            'can\'t be put back: use "stop" or "ignore"'
+            'on_nan: "skip" isn\'t possible with parameter servers, since metrics that several workers add '
+            'to can\'t be put back: use "stop" or "ignore"'
         )
     rows = batch_size_of(data)
     batch = session.setting("global_batch") or rows

@@ -72,7 +72,7 @@ PATCHES = (
         "refusals",
         "tf_keras.Model.fit; keras.config.backend() is looked at",
         "with another back end each worker would train a model of its own, and tf_keras would save nothing, "
-        "without a word",
+        "without a warning",
         {
             "keras.src.backend.config": "keras.refusals.refuse_other_backend",
             "tf_keras.src.engine.training": "keras.refusals.refuse_legacy_fit",
@@ -84,7 +84,7 @@ PATCHES = (
         "MultiWorkerMirroredStrategy and MirroredStrategy (constructors), Context.ensure_initialized, "
         "GradientTape.gradient; that strategy's creation of variables",
         "the job's workers train one model, whatever strategy a script names, and start from one seed; they "
-        "wait for worker 0, and compare the values of new variables once for many",
+        "wait for worker 0, and compare the values of many new variables at once",
         {
             "tensorflow.python.eager.context": "keras.strategy.build_before_first_operation",
             "tensorflow.python.distribute.collective_all_reduce_strategy": "keras.strategy.prepare_strategy",
@@ -101,7 +101,8 @@ PATCHES = (
     Patch(
         "iterators",
         "OwnedMultiDeviceIterator.__init__",
-        "a data set lives as long as its iterator: else a thread reads freed memory, and the process crashes",
+        "a data set lives as long as its iterator: otherwise a thread reads freed memory, and the process "
+        "crashes",
         {"tensorflow.python.data.ops.multi_device_iterator_ops": "keras.strategy.keep_datasets"},
         fault={
             "tensorflow.python.data.ops.multi_device_iterator_ops": (
@@ -149,8 +150,8 @@ PATCHES = (
     Patch(
         "random",
         "keras.src.random.seed_generator.global_seed_generator; random and numpy.random are seeded",
-        "all workers draw alike until a script seeds; the threads of devices have one state, which "
-        "checkpoints hold, where Keras would create a variable within a step",
+        "all workers draw the same random numbers until a script sets a seed; the threads of devices share "
+        "one state, which checkpoints hold, where Keras would create a variable within a step",
         {"keras.src.random.seed_generator": "keras.model.share_random_state"},
         fault={"keras.src.random.seed_generator": r"global_state\.get_global_attribute"},
     ),
@@ -158,8 +159,8 @@ PATCHES = (
         "saving",
         "save_model and save_weights of keras.src.saving.saving_api, Model.export, "
         "tf.profiler.experimental.start",
-        "no two workers write one file, and every worker reads back what it has saved; worker 0 alone "
-        "records a profile, since one in another ends its process now and then",
+        "no two workers write the same file, and every worker reads back what it has saved; only worker 0 "
+        "records a profile, since a profile in another worker sometimes ends its process",
         {
             "tensorflow.python.profiler.profiler_v2": "keras.strategy.record_in_worker_0",
             "keras.src.saving.saving_api": "keras.writers.redirect_saving",
@@ -169,7 +170,7 @@ PATCHES = (
     Patch(
         "horovod",
         "HorovodBasics.init",
-        "without a rank hvd.init() trains alone, without a word",
+        "without a rank hvd.init() would train alone, without a warning",
         {"horovod.common.basics": "horovod.guard_init"},
     ),
 )

@@ -73,11 +73,12 @@ def refuse_lost(store: CheckpointStore, found: int, reported: int | None) -> Non
     """
     if reported is None or reported <= found or reported in store.known_steps():
         return
-    newest = f"the newest that is found is that of step {found}" if found else "none is found"
+    newest = f"the newest one found is of step {found}" if found else "none is found"
     raise StorageUnavailable(
-        f"{store.directory}: the checkpoint of step {reported} was reported, and {newest}. Nothing has been "
-        "changed there: is it the output's volume, and is all of it mounted? If that checkpoint was deleted "
-        f"on purpose, make an empty folder damaged-step-{reported:08d} there; training goes on without it"
+        f"{store.directory}: the checkpoint of step {reported} was reported, but {newest}. Nothing has been "
+        "changed there. Check that it is the output's volume and is mounted as a whole. If that checkpoint "
+        f"was deleted on purpose, create an empty folder damaged-step-{reported:08d} there; training then "
+        "continues without it"
     )
 
 
@@ -85,8 +86,8 @@ def set_aside_damaged(store: CheckpointStore, chosen: int) -> None:
     """Set aside and log damaged checkpoints after the chosen step; raises as `CheckpointStore.set_aside`."""
     steps = ", ".join(str(step) for step in store.set_aside(chosen))
     if steps:
-        going_on = f"from step {chosen}" if chosen else "from the beginning, for lack of another"
-        notice(f"the checkpoint of step {steps} is damaged and set aside: training goes on {going_on}")
+        going_on = f"from step {chosen}" if chosen else "from the beginning, since there is no other"
+        notice(f"the checkpoint of step {steps} is damaged and set aside: training continues {going_on}")
 
 
 def end_if_finished(store: CheckpointStore, job_uid: str, progress: ProgressFile) -> None:
@@ -138,7 +139,7 @@ def refuse_finished(
     what = f"that {final.words}" if final else "that has finished"
     if plan is ResumePlan.FINISHED:
         raise OutputFinished(
-            f"{store.directory.parent} holds a training {what}, and {asked} to go on, or {or_else}"
+            f"{store.directory.parent} holds a training {what}, and {asked} to continue it, or {or_else}"
         )
     progress.update(state="finished", step=final and final.ended_at, already_finished=True)
     announce(
@@ -182,16 +183,14 @@ def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any], to_ha
         kinds = {type(then), type(here)}
         is_float = float in kinds and str not in kinds  # it may have been read back from a float32
         if not (math.isclose(then, here, rel_tol=1e-6) if is_float else then == here):
-            change = (
-                f"{name.replace('_', ' ')} is {_shown(here)} in the script and was {_shown(then)} until here"
-            )
-            holds = "training goes on with the script's; change it back to have the other"
+            change = f"{name.replace('_', ' ')} is {_shown(here)} in the script and was {_shown(then)} before"
+            holds = "training continues with the script's value; change it back to keep the previous one"
             if _is_restored(name, then, here):
-                holds = f"training goes on with the checkpoint's. To have the script's, {to_have_it}"
+                holds = f"training continues with the checkpoint's value. To use the script's, {to_have_it}"
             elif name == "seed":
                 holds = (
-                    "the order of examples follows the script's, and dropout goes on from the checkpoint's; "
-                    "change it back to have both of one seed"
+                    "the order of examples follows the script's seed, and dropout continues with the "
+                    "checkpoint's; change it back to use one seed for both"
                 )
             found.append(f"{change}: {holds}")
     return found

@@ -161,7 +161,7 @@ def join(settings: Mapping[str, Any]) -> Session:
         session = dataclasses.replace(_build(settings, manages=True), stop=stop, progress=progress)
         install_edge(session.task, progress, stop, output=session.environment.output_dir)
     elif session.is_writer and (settings.get("output") or settings.get("resume") is False):
-        notice(f"output and resume are left out: the job's output is {session.environment.output_dir}")
+        notice(f"output and resume are ignored: in a job, the output is {session.environment.output_dir}")
     session.settings = settings
     for name in settings:
         session.setting(name)

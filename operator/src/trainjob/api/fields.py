@@ -123,6 +123,8 @@ class ObjectMeta(Reported):
     generation: Int64 = Field(0, description="Set by the cluster; grows with each change of the spec.")
     resource_version: str = Field("", description="Set by the cluster; grows with each write.")
     creation_timestamp: Timestamp | None = Field(None, description="Set by the cluster.")
-    deletion_timestamp: Timestamp | None = Field(None, description="Set by the cluster: it is going.")
+    deletion_timestamp: Timestamp | None = Field(
+        None, description="Set by the cluster: the job is being deleted."
+    )
     labels: dict[str, str] = Field(default_factory=dict, description="Labels of the job.")
     annotations: dict[str, str] = Field(default_factory=dict, description="Annotations of the job.")

@@ -58,11 +58,11 @@ class Restarts(Reported):
         0, description="Number of restarts after preemption, lost nodes and the like, which don't count."
     )
     reset: NotNegative = Field(
-        0, description="Number of restarts that count no more, since training has got further."
+        0, description="Number of restarts that no longer count, since training has made progress."
     )
     since_progress: NotNegative = Field(0, description="Number of restarts since the latest new step.")
     furthest_step: Int64 | None = Field(None, description="The furthest step at which training has failed.")
-    steps_lost: NotNegative = Field(0, description="Number of reported steps that had to be done again.")
+    steps_lost: NotNegative = Field(0, description="Number of reported steps that had to be repeated.")
     reached_step: Int64 | None = Field(
         None, description="The step before the latest restart, until it is known where training continues."
     )
@@ -75,7 +75,7 @@ class Restarts(Reported):
         (), description="Pods that the latest decision replaces."
     )
     diverged_nodes: Annotated[tuple[Named, ...], Strict(False)] = Field(
-        (), description="Nodes whose workers' weights came apart from the others'."
+        (), description="Nodes with a worker whose weights differed from the others'."
     )
 
 
@@ -134,7 +134,7 @@ class OutputStatus(Reported):
     """The content of the output."""
 
     path: Path = Field("", description="Path of the job's folder in the volume.")
-    checkpoint_step: Int64 | None = Field(None, description="Step of the newest whole checkpoint.")
+    checkpoint_step: Int64 | None = Field(None, description="Step of the newest complete checkpoint.")
     checkpoint_time: Timestamp | None = Field(
         None, description="Time at which that checkpoint was first seen."
     )
@@ -173,7 +173,9 @@ class TrainJobStatus(Reported):
     message: Sentence | None = Field(None, description="The state in one sentence that explains it.")
     start_time: Timestamp | None = Field(None, description="When the controller first acted on the job.")
     first_step_time: Timestamp | None = Field(None, description="When the first step was reported.")
-    completion_time: Timestamp | None = Field(None, description="When the job finished, well or not.")
+    completion_time: Timestamp | None = Field(
+        None, description="When the job finished, as Complete or Failed."
+    )
     worker: WorkerStatus | None = Field(None, description="Counts of the workers.")
     restarts: Restarts = Field(default_factory=Restarts, description="Counts of the restarts.")
     state_seconds: StateSeconds = Field(
@@ -188,7 +190,7 @@ class TrainJobStatus(Reported):
         (), description="Replicas that all others wait for in every step."
     )
     stragglers_reported: Annotated[tuple[Word, ...], Strict(False)] = Field(
-        (), description="Stragglers of this attempt that have had an event."
+        (), description="Stragglers of this attempt that an event has reported."
     )
     output: OutputStatus | None = Field(None, description="The content of the output.")
     evaluation: Evaluation | None = Field(None, description="The evaluator's latest result.")
@@ -204,5 +206,5 @@ class TrainJobStatus(Reported):
     )
     notices: Annotated[tuple[Notice, ...], Strict(False)] = Field(
         (),
-        description="The first 8 log lines that say what was computed otherwise than the script says.",
+        description="The first 8 log lines that say where the computation differs from the script.",
     )

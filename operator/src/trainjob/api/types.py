@@ -248,7 +248,9 @@ class TrainJobSpec(Part):
             "{spec: {containers: [{name: trainer, image: ghcr.io/acme/digits:1, command: [python, a.py]}]}}",
         ],
     )
-    suspend: bool = Field(False, description="Whether the job is held: it has no pods while this is true.")
+    suspend: bool = Field(
+        False, description="Whether the job is suspended: it has no pods while this is true."
+    )
     active_deadline_seconds: Positive | None = Field(
         None,
         description="Seconds that the job may run, restarts included, before it fails. Defaults to no limit.",
@@ -272,12 +274,13 @@ class TrainJobSpec(Part):
     )
     warm_standby: bool = Field(
         False,
-        description="Whether a second process waits with TensorFlow imported: restarts are seconds sooner,"
-        " for 550 MB a pod.",
+        description="Whether a second process waits with TensorFlow imported: restarts are seconds faster, "
+        "for 550 MB a pod.",
     )
     start_timeout_seconds: Positive = Field(
         600,
-        description="Seconds that a replica may wait for a node before all give up theirs and try again.",
+        description="Seconds that a replica may wait for a node; then all replicas release their nodes and "
+        "try again.",
     )
     stall_timeout_seconds: Positive | None = Field(
         None,
@@ -293,15 +296,15 @@ class TrainJob(Part):
     """TrainJob trains a TensorFlow model with several replicas that survive failures."""
 
     api_version: Literal["trainjob.dev/v1alpha1"] = Field(
-        description="Version of this form.", examples=["trainjob.dev/v1alpha1"]
+        description="Version of this API.", examples=["trainjob.dev/v1alpha1"]
     )
     kind: Literal["TrainJob"] = Field(description="Kind of the object.", examples=["TrainJob"])
     metadata: ObjectMeta = Field(description="Standard metadata.", examples=["{name: digits}"])
     spec: TrainJobSpec = Field(
-        description="The desired job.", examples=["{worker: ..., output: ..., template: ...}"]
+        description="The desired state.", examples=["{worker: ..., output: ..., template: ...}"]
     )
     status: TrainJobStatus = Field(
-        default_factory=TrainJobStatus, description="The observed job, which the controller alone writes."
+        default_factory=TrainJobStatus, description="The observed state, which only the controller writes."
     )
 
 

@@ -17,7 +17,7 @@ from trainjob.client.presenter import describe_state, format_size
 from trainjob.client.runs import LocalJob, folder_size, shown_path
 from trainjob.core.wording import count_roles
 
-_REFUSED = "the change is refused, or the run doesn't run any more"
+_REFUSED = "the change was refused, or the run has ended"
 
 
 @command(
@@ -25,16 +25,16 @@ _REFUSED = "the change is refused, or the run doesn't run any more"
     *ABOUT_A_JOB,
     good="deleted",
     failed=_REFUSED,
-    usage="--yes is needed: there is no terminal to ask",
+    usage="--yes is missing, and there is no terminal to ask on",
 )
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Don't ask before a run's folder is removed.")
 @cluster_options
 def delete(names: tuple[str, ...], yes: bool, where: ClusterOptions) -> None:
-    """Delete the TrainJobs NAMEs: runs on this machine, or else jobs in the cluster.
+    """Delete each TrainJob NAME: a run on this machine or, if there is none, a job in the cluster.
 
-    A run that is training is stopped first. Its folder is removed, with checkpoints, model and logs, after a
-    question. Of a job in a cluster a claim that the job doesn't own keeps the output.
+    A run that is training is stopped first. The command asks, and then removes the run's folder with
+    checkpoints, model and logs. The output of a job in a cluster stays, unless the job owns its claim.
     """
 
     async def work() -> None:
@@ -59,10 +59,10 @@ async def _confirm(job: LocalJob) -> None:
     folder = f"{shown_path(job.folder)} ({format_size(folder_size(job.folder))})"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(
-            f"this would remove {folder}, and there is no terminal to ask: add --yes to remove it"
+            f"this would remove {folder}, and there is no terminal to ask on: add --yes to remove it"
         )
     stop = "" if view.is_over else f"stop it ({describe_state(view)}), and "
-    click.confirm(f"{job.name}: {stop}remove {folder} with all that is in it?", abort=True, err=True)
+    click.confirm(f"{job.name}: {stop}remove {folder} and everything in it?", abort=True, err=True)
 
 
 def _change(name: str, where: ClusterOptions, spec: Mapping[str, Any], done: str) -> None:
@@ -80,7 +80,8 @@ def _change(name: str, where: ClusterOptions, spec: Mapping[str, Any], done: str
 def suspend(name: str, where: ClusterOptions) -> None:
     """Suspend the TrainJob NAME: its replicas save and stop; `trainjob resume` lets them continue.
 
-    It is a run on this machine, which stays and waits, or else a job in the cluster.
+    NAME is a run on this machine, whose `trainjob run` keeps waiting, or, if there is none, a job in the
+    cluster.
     """
     _change(name, where, {"suspend": True}, "suspended")
 
@@ -89,15 +90,13 @@ def suspend(name: str, where: ClusterOptions) -> None:
 @click.argument("name", metavar="NAME")
 @cluster_options
 def resume(name: str, where: ClusterOptions) -> None:
-    """Let the TrainJob NAME, which was suspended, continue from its last checkpoint."""
+    """Let the suspended TrainJob NAME continue from its last checkpoint."""
     _change(name, where, {"suspend": False}, "resumed")
 
 
 @command("Change the number of a job's workers.", *ABOUT_A_JOB, good="changed", failed=_REFUSED)
 @click.argument("name", metavar="NAME")
-@click.option(
-    "--replicas", type=click.IntRange(1), required=True, metavar="N", help="How many workers are to train."
-)
+@click.option("--replicas", type=click.IntRange(1), required=True, metavar="N", help="The number of workers.")
 @cluster_options
 def scale(name: str, replicas: int, where: ClusterOptions) -> None:
     """Train the TrainJob NAME with N workers: training restarts from its last checkpoint."""

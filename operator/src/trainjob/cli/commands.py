@@ -94,7 +94,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trainjob")
 def main() -> None:
-    """Distributed TensorFlow from one file, on a laptop as on Kubernetes."""
+    """Distributed TensorFlow from one file, on a laptop or on Kubernetes."""
     # Python sets closed streams to None, and their descriptors would be reused.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

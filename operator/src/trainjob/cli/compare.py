@@ -52,9 +52,9 @@ def describe_comparison(runs: Sequence[Compared], now: datetime) -> Iterator[str
         yield f"{run.name}   {': '.join(filter(None, (run.job.state, brief_message(run.job))))}"
         rows = [("request", describe(run.job.request))]
         if run is not runs[0]:
-            found = differences(runs[0].job.request, run.job.request).all or ("nothing that was asked for",)
+            found = differences(runs[0].job.request, run.job.request).all or ("nothing: the same request",)
             rows += [("" if number else "differs in", phrase) for number, phrase in enumerate(found)]
-        rows.append(("figures", run.problem and f"those of its status: {run.problem}"))
+        rows.append(("figures", run.problem and f"from its status only: {run.problem}"))
         yield from write_rows((name, quoted(text)) for name, text in rows if text)
     yield ""
     yield from layout(build_table(runs, now))
@@ -114,7 +114,7 @@ def _format(name: str, value: float | None) -> str:
 
 
 @command(
-    "Compare runs: what was asked for, and the figures.",
+    "Compare runs: their requests and their metrics.",
     *ABOUT_A_JOB,
     Exit.NOBODY_READS,
     good="printed",
@@ -134,11 +134,12 @@ def _format(name: str, value: float | None) -> str:
 def compare(
     earlier: str, later: str, more: tuple[str, ...], picture: Path | None, where: ClusterOptions
 ) -> None:
-    """Print what LATER, and each of MORE, was asked for otherwise than EARLIER, and the figures of all.
+    """Print how the requests of LATER, and of each of MORE, differ from EARLIER's, and the metrics of all.
 
-    Each of them is a run on this machine, or else a job in the cluster. Of a metric the table has the latest
-    value, and the best one with its step. A pod with the job's image reads the curves of a job in a cluster,
-    as for `trainjob cp`; where that isn't possible, the figures are those of its status.
+    Each is a run on this machine or, if there is none of that name, a job in the cluster. For each metric the
+    table has the latest value, and the best one with its step. A pod with the job's image reads the curves of
+    a job in a cluster, as for `trainjob cp`. Where that isn't possible, the table has the metrics of its
+    status.
     """
     if picture is not None and picture.suffix != ".svg":
         raise click.UsageError(f"--picture draws SVG: name a file such as {picture.stem}.svg")
@@ -174,7 +175,7 @@ def _draw(runs: Sequence[Compared], picture: Path) -> None:
     labels = (": ".join(filter(None, (run.name, describe(run.job.request)))) for run in runs)
     drawn = draw_charts([(label, run.curves) for label, run in zip(labels, runs, strict=True)])
     if not drawn:
-        raise ClusterProblem(f"{picture} is not written: none of them has a curve")
+        raise ClusterProblem(f"{picture} was not written: none of these runs has a curve")
     try:
         picture.write_text(drawn, encoding="utf-8")
     except OSError as error:

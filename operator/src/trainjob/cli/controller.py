@@ -95,21 +95,21 @@ def _read_rules(
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise click.BadParameter(f"can't be read: {error}") from error
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-        raise click.BadParameter("is no list of ingress rules, such as [{from: [{podSelector: {}}]}]")
+        raise click.BadParameter("must be a list of ingress rules, such as [{from: [{podSelector: {}}]}]")
     return tuple(rules)
 
 
 @click.command(
     context_settings={"auto_envvar_prefix": "TRAINJOB_CONTROLLER"},
-    short_help="Look after the TrainJobs of a cluster.",
+    short_help="Run the controller of a cluster's TrainJobs.",
 )
-@click.option("--namespace", help="The namespace whose TrainJobs to manage; all namespaces without this.")
+@click.option("--namespace", help="Manage only the TrainJobs of this namespace; default: all namespaces.")
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="How to reach the API server from outside a pod.",
+    help="The kubeconfig, for a controller outside a pod.",
 )
-@click.option("--context", help="Which context of the kubeconfig; its current one without this.")
+@click.option("--context", help="The kubeconfig's context; default: the current one.")
 @click.option(
     "--leader-elect/--no-leader-elect",
     default=True,
@@ -117,13 +117,13 @@ def _read_rules(
     help="Work only while holding the Lease, so that several replicas can run.",
 )
 @click.option("--lease-name", default="trainjob-controller", show_default=True)
-@click.option("--lease-namespace", help="Where the Lease is; the pod's own namespace without this.")
+@click.option("--lease-namespace", help="The Lease's namespace; default: the pod's own.")
 @click.option(
     "--agent-key",
     default="trainjob-agent-key",
     show_default=True,
-    help="The Secret with the key that the tokens of jobs' agents are derived from. It lies where the Lease "
-    "does, or without election in the account's own namespace, and is made if it isn't there.",
+    help="The Secret that holds the key from which the agents' tokens are derived; it is created if it is "
+    "missing. It is in the Lease's namespace or, without election, in the service account's.",
 )
 @click.option(
     "--http-address",
@@ -131,26 +131,26 @@ def _read_rules(
     show_default=True,
     callback=_read_address,
     metavar="HOST:PORT",
-    help="Where /livez, /readyz and /metrics are served.",
+    help="The address that serves /livez, /readyz and /metrics.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 256),
     default=16,
     show_default=True,
-    help="How many jobs are looked at at once.",
+    help="The number of jobs that are reconciled at once.",
 )
 @click.option(
     "--network-policy/--no-network-policy",
     default=True,
     show_default=True,
-    help="Give each job a NetworkPolicy: TensorFlow's port takes orders from anybody.",
+    help="Create a NetworkPolicy for each job: TensorFlow's port has no authentication.",
 )
 @click.option(
     "--extra-ingress",
     callback=_read_rules,
     metavar="FILE|JSON",
-    help="A list of ingress rules to add to each NetworkPolicy, for scrapers and the like.",
+    help="Ingress rules to add to each NetworkPolicy, as a list; for scrapers, for example.",
 )
 @_integration_options
 @click.option(
@@ -159,7 +159,7 @@ def _read_rules(
     default=70.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a watch may be silent before it is opened again.",
+    help="Time without data after which a watch is opened again.",
 )
 @click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="plain", show_default=True)
 def controller(**options: Any) -> None:

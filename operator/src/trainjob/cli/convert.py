@@ -41,20 +41,21 @@ class ConvertedFiles:
 @command("Turn Kubeflow TFJobs and MPIJobs into TrainJobs.")
 @file_arguments
 @click.option("--claim", metavar="NAME", help="The claim for checkpoints and logs.")
-@click.option("--force", is_flag=True, help="Print TrainJobs, too, that `trainjob validate` refuses.")
+@click.option("--force", is_flag=True, help="Also print TrainJobs that `trainjob validate` refuses.")
 def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
-    """Print the Kubeflow TFJobs of FILEs as TrainJobs; `-` reads the standard input.
+    """Convert the Kubeflow TFJobs in FILEs into TrainJobs, and print them; `-` reads the standard input.
 
-    So are MPIJobs in Horovod's usual form: a launcher with horovodrun or mpirun, and workers.
+    MPIJobs are converted if they have Horovod's usual form: a launcher with horovodrun or mpirun, and
+    workers. Objects of other kinds are printed as they are.
 
-    Each field that isn't simply carried over is a line on stderr and a comment above its TrainJob: what
-    happens instead, and what to do. Objects of other kinds are printed as they are.
+    For each field that isn't carried over unchanged, a line on stderr and a comment above the TrainJob say
+    what happens instead, and what to do.
 
-    A TrainJob needs a place for its output: it is the claim that all training replicas mount, if there is one
-    such claim; otherwise name it with --claim, or in place of the one that is printed.
+    A TrainJob needs a volume for its output. If exactly one claim is mounted by all training replicas, it is
+    used. Otherwise name the claim with --claim, or replace the placeholder that is printed.
 
-    Nothing is printed, and the exit code is 1, when a job doesn't make a valid TrainJob; with --force all
-    is printed. The exit code is 2 when a file can't be read.
+    If a job can't be converted into a valid TrainJob, the exit code is 1 and nothing is printed, unless
+    --force is given. If a file can't be read, the exit code is 2.
     """
     outcome = ConvertedFiles()
     problems: list[RefusedFile] = []
@@ -90,13 +91,13 @@ def _convert_file(file: str, claim: str | None, outcome: ConvertedFiles) -> None
             continue
         conversion = convert_job(item.raw, claim=claim)
         notes = _in_order_of_file(document, item, (FieldError(n.path, n.message) for n in conversion.notes))
-        made = f"Made from {describe(item.raw)}." + (" Not simply carried over:" if notes else "")
+        made = f"Converted from {describe(item.raw)}." + (" Not carried over unchanged:" if notes else "")
         outcome.printed.append((conversion.manifest, [made, *(f"  {note}" for note in notes)]))
         outcome.notes += _located(document, item, notes)
         if conversion.refusals:
             outcome.refusals.append(
-                f"{where} makes no valid TrainJob; correct what follows, or have it printed all the same with"
-                " --force:"
+                f"{where} can't be converted into a valid TrainJob; correct the following, or print it "
+                "anyway with --force:"
             )
             refusals = _in_order_of_file(document, item, conversion.refusals)
             outcome.refusals += _located(document, item, refusals)

@@ -43,21 +43,22 @@ def count_files(copied: Copied) -> str:
     *ABOUT_A_JOB,
     good="copied",
     failed="there is no such path, TARGET exists or can't be written, or the output can't be read",
-    usage="NAME:PATH is none",
+    usage="the argument isn't NAME:PATH, or an option is wrong",
     timeout="not copied after --timeout",
 )
 @click.argument("source", metavar="NAME:PATH")
 @click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
-@click.option("--timeout", type=Duration(), help="Take no longer than this, such as 90s, 15m or 1h30m.")
+@click.option("--timeout", type=Duration(), help="The time limit, such as 90s, 15m or 1h30m.")
 @cluster_options
 def cp(source: str, target: Path, timeout: float | None, where: ClusterOptions) -> None:
-    """Copy a file or folder of the output of the TrainJob NAME to TARGET, or into it if it is a folder.
+    """Copy a file or folder from the output of the TrainJob NAME to TARGET, or into TARGET if it is a folder.
 
-    PATH is relative to the job's output: model, checkpoints, logs; without one all of the output is copied.
-    TARGET appears when it is complete. NAME is a run on this machine, or else a job in the cluster.
+    PATH is relative to the job's output, such as model, checkpoints or logs; without PATH the whole output is
+    copied. TARGET appears once the copy is complete. NAME is a run on this machine or, if there is none of
+    that name, a job in the cluster.
 
-    In a cluster a pod with the job's image mounts the output read-only, as long as the command runs, and at
-    most an hour. The files come through the API server.
+    In a cluster, a pod with the job's image mounts the output read-only while the command runs, for at most
+    an hour. The files come through the API server.
     """
     name, colon, path = source.partition(":")
     if not name or not colon:

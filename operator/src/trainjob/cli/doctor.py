@@ -22,34 +22,37 @@ if TYPE_CHECKING:
 
 
 @command(
-    "Say what is missing for training, here and in a cluster.",
+    "Check this machine and the cluster for what training needs.",
     Exit.NOBODY_READS,
-    good="all that is needed is there; notes are about the rest",
+    good="everything that is needed is there; there may be notes",
     failed="there is a problem",
     interrupted="interrupted by Ctrl-C; the pod of --image and the job of --gpus are deleted",
 )
-@click.option("--image", help="Have a pod pull this image, which is deleted again, and say what it has.")
+@click.option(
+    "--image",
+    help="Pull this image in a pod, print its versions of Python and TensorFlow, and delete the pod.",
+)
 @click.option(
     "--gpus",
     type=click.IntRange(min=0),
-    help="With --image: have a job of two workers with so many GPUs each sum a tensor, by NCCL, and say how"
-    " fast; 0: by RING, on processors.",
+    help="With --image: measure an all-reduce between two workers with this many GPUs each (NCCL); 0: on "
+    "CPUs (RING).",
 )
 @click.option(
     "--job-output",
     metavar="OUTPUT",
     callback=reader(parse_output),
-    help="With --gpus: that job's output, as submit's --output; nothing is left there."
-    "  [default: the first claim for several nodes]",
+    help="With --gpus: the output of that job, as for submit --output; nothing is left in it.  [default: "
+    "the first claim for several nodes]",
 )
 @click.option(
     "--timeout",
     type=Duration(),
     default="3m",
     show_default=True,
-    help="With --image: the time to pull it, and then for the all-reduce.",
+    help="With --image: the time limit of the pull, and then of the all-reduce.",
 )
-@click.option("-o", "--output", type=click.Choice(["json"]), help="How to print it.")
+@click.option("-o", "--output", type=click.Choice(["json"]), help="The output format.")
 @click.option(
     "--patches", is_flag=True, help="Only list what a job replaces in TensorFlow and Keras, and why."
 )
@@ -64,13 +67,13 @@ def doctor(
     *,
     patches: bool,
 ) -> None:
-    """Say what is missing for training, and what to do about it.
+    """Check whether everything that training needs is there, and print how to fix what is missing.
 
-    It looks at this machine (Python, TensorFlow, Keras, GPUs, ports, disk), and at the cluster if there is a
-    kubeconfig (versions, controller, permissions, storage for several nodes).
+    It checks this machine (Python, TensorFlow, Keras, GPUs, ports, disk) and, if there is a kubeconfig, the
+    cluster (versions, controller, permissions, storage for several nodes).
 
-    With -n, --context, --kubeconfig or --image the cluster has to be there, and what is missing on this
-    machine is a note. Nothing is changed, but for the pod of --image and the job of --gpus.
+    With -n, --context, --kubeconfig or --image the cluster has to be there, and problems of this machine are
+    only notes. Nothing is created except the pod of --image and the job of --gpus.
     """
     if patches:
         print_lines(describe_patches(), err=False)

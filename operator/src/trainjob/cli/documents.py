@@ -68,7 +68,9 @@ def read_trainjobs(file: str) -> tuple[Document, ...]:
         kind, name = other.raw.get("kind"), mapping_at(other.raw, "metadata").get("name")
         more = f"; trainjob convert {file} prints TFJobs as TrainJobs" if kind == "TFJob" else ""
         what = " ".join(str(part) for part in (kind, name) if part) or "a document"
-        click.echo(f"{_title(file)}:{other.first_line} {what} is left out: no TrainJob{more}", err=True)
+        click.echo(
+            f"{_title(file)}:{other.first_line} {what} is skipped: it isn't a TrainJob{more}", err=True
+        )
         hint = hint or more
     jobs = tuple(_with_name(document) for document in documents if document.is_trainjob)
     if not jobs:
@@ -113,8 +115,8 @@ def read_objects(file: str, *, expected: str = KIND) -> tuple[Document, ...]:
     # Others write `{{ }}` into valid manifests, such as Argo Workflows.
     if template := re.search(rb"\{\{" if errors else rb"\{\{[^}]*\.(Values|Release|Chart)\.", content):
         line = content.count(b"\n", 0, template.start()) + 1
-        how = "render it first (helm template CHART), and take the result"
-        errors = [f"{_title(file)}:{line} is a template, such as Helm's, and no manifest yet: {how}", *errors]
+        how = "render it first (helm template CHART), and use the result"
+        errors = [f"{_title(file)}:{line} is a template, such as Helm's, and not a manifest: {how}", *errors]
     if errors:
         raise RefusedFile(*errors)
     return documents
@@ -152,8 +154,8 @@ def _with_name(document: Document) -> Document:
 def _read_file(file: str) -> bytes:
     if is_script(file):
         raise RefusedFile(
-            f"{file} is a script, no file with a job: trainjob run {file} trains it here, and"
-            f" trainjob init {file} writes its job's file"
+            f"{file} is a script, not a file with a job: train it here with trainjob run {file}, or write a "
+            f"file for its job with trainjob init {file}"
         )
     if file.endswith(".ipynb"):
         script = f"{file.removesuffix('.ipynb')}.py"

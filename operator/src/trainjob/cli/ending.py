@@ -42,9 +42,10 @@ class Exit(IntEnum):
 
 _USUAL = {
     Exit.NO_JOB: "there is no such job",
-    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.NO_CLUSTER: "the cluster can't be used: no kubeconfig, no response, no permission, or no TrainJob "
+    "API",
     Exit.INTERRUPTED: "interrupted by Ctrl-C",
-    Exit.NOBODY_READS: "nobody reads the output any more",
+    Exit.NOBODY_READS: "the program that read the output has exited",
 }
 
 ABOUT_A_JOB = (Exit.NO_JOB, Exit.NO_CLUSTER, Exit.INTERRUPTED)

@@ -79,11 +79,15 @@ async def _show_previous(job: ClusterJob, printer: LogPrinter, wanted: Wanted, t
         return
     lives_on = view.in_place and first is not None and first.pod in {pod.name for pod in every}
     if attempt < 2 or view.is_over or first is None or not first.log_tail or lives_on:
-        whole = "; a pod's log holds every attempt that it has lived through" if view.in_place else ""
+        whole = (
+            "; with restarts in place a pod has one log for all its attempts: leave out --previous"
+            if view.in_place
+            else ""
+        )
         printer.note(f"no earlier pods of {job.name} are left (this is attempt {attempt}){whole}")
         return
     gone = f"an earlier pod of {first.rank} is" if view.in_place else f"the pods of attempt {attempt - 1} are"
-    printer.note(f"{gone} gone; of {first.rank}, which failed first, this is left:")
+    printer.note(f"{gone} gone; the end of the log of {first.rank}, which failed first:")
     for line in first.log_tail.splitlines():
         printer.text(first.rank, printable(line))
 
@@ -104,12 +108,12 @@ async def _print(job: ClusterJob, printer: LogPrinter, pods: Iterable[Pod], tail
 )
 @click.argument("name", metavar="NAME")
 @click.option(
-    "-f", "--follow", is_flag=True, help="Print further lines until the job is over, through restarts."
+    "-f", "--follow", is_flag=True, help="Print new lines until the job is over, also after restarts."
 )
 @click.option("--role", type=click.Choice(ROLES), help="Only replicas of this role.")
 @click.option("--index", type=click.IntRange(0), help="Only replicas with this index.")
-@click.option("-p", "--previous", is_flag=True, help="The pods before, as far as they are left.")
-@click.option("--tail", type=click.IntRange(0), help="Only this many last lines of each replica.")
+@click.option("-p", "--previous", is_flag=True, help="Logs of the previous pods, as far as they still exist.")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each replica.")
 @click.option("--timestamps", is_flag=True, help="Print when each line was written.")
 @cluster_options
 def logs(
@@ -124,14 +128,15 @@ def logs(
 ) -> None:
     """Print the logs of all replicas of the TrainJob NAME, in the order in which lines were written.
 
-    NAME is a run on this machine, if there is one of that name, or else a job in the cluster. The log files
-    of a run have no times: its replicas come one after the other, with -p the runs before in its folder.
+    NAME is a run on this machine or, if there is none of that name, a job in the cluster. The logs of a run
+    have no timestamps, so they are printed one replica after the other; -p prints the earlier runs of its
+    folder.
 
-    With -f it waits for pods that aren't there yet, continues with their successors after a
-    restart, and reports at the end how the job ended. Notes about the job go to stderr, logs to stdout.
+    With -f the command waits for pods that don't exist yet, continues with the new pods after a restart, and
+    prints at the end how the job ended. Notes about the job go to stderr, logs to stdout.
     """
     if follow and previous:
-        raise click.UsageError("--previous shows what is over; it can't be followed")
+        raise click.UsageError("--previous prints logs that have ended: leave out --follow")
 
     printer, wanted = LogPrinter(stamps=timestamps), Wanted(role, index)
 
@@ -201,17 +206,17 @@ async def wait_and_conclude(job: JobHandle, limit: float | None, progress: Progr
     *ABOUT_A_JOB,
     good="the job is complete",
     failed="the job failed, or its run on this machine was interrupted",
-    no_job="there is no such job, or it was deleted while it was waited for",
+    no_job="there is no such job, or it was deleted meanwhile",
     timeout="the job is not over after --timeout",
 )
 @click.argument("name", metavar="NAME")
-@click.option("--timeout", type=Duration(), help="Wait no longer than this, such as 90s, 15m or 1h30m.")
+@click.option("--timeout", type=Duration(), help="The time limit, such as 90s, 15m or 1h30m.")
 @cluster_options
 def wait(name: str, timeout: float | None, where: ClusterOptions) -> None:
-    """Wait until the TrainJob NAME has ended, also through lost connections.
+    """Wait until the TrainJob NAME has ended; lost connections are opened again.
 
-    It is a run on this machine, or else a job in the cluster. How far it is goes to stderr; what came of it
-    to stdout if it is complete, else to stderr.
+    NAME is a run on this machine or, if there is none of that name, a job in the cluster. Progress goes to
+    stderr. The result goes to stdout if the job is complete, else to stderr.
     """
 
     async def work() -> Exit:

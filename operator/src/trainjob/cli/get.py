@@ -52,21 +52,21 @@ class JobTable:
 
 @command("Show the jobs of a cluster, or one job or run.", *ABOUT_A_JOB, Exit.NOBODY_READS, good="printed")
 @click.argument("name", metavar="[NAME]", required=False)
-@click.option("-o", "--output", type=click.Choice(["wide", "json", "yaml"]), help="How to print it.")
+@click.option("-o", "--output", type=click.Choice(["wide", "json", "yaml"]), help="The output format.")
 @click.option("-w", "--watch", is_flag=True, help="Then print a row for each change.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
 @cluster_options
 def get(
     name: str | None, output: str | None, watch: bool, all_namespaces: bool, where: ClusterOptions
 ) -> None:
-    """Print the TrainJobs of a namespace, or NAME in full: figures, conditions, what failed first, pods.
+    """Print the TrainJobs of a namespace, or NAME in full: progress, conditions, first failure, pods.
 
-    NAME is a run on this machine, if there is one of that name, or else a job in the cluster.
+    NAME is a run on this machine or, if there is none of that name, a job in the cluster.
     """
     if name and all_namespaces:
-        raise click.UsageError("a job has one namespace: name it by -n, without -A")
+        raise click.UsageError("-A is for all jobs; for one job name its namespace with -n")
     if watch and output not in (None, "wide"):
-        raise click.UsageError("-w prints a table; leave out -o, or take -o wide")
+        raise click.UsageError("-w prints a table; leave out -o, or use -o wide")
     table = JobTable(wide=output == "wide", namespaces=all_namespaces)
 
     async def show_all(cluster: Connection) -> None:

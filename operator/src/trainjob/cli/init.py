@@ -23,11 +23,11 @@ from trainjob.cli.script_options import (
 _CONTAINER = "spec.template.spec.containers[0]"
 
 _COMMENTS = {
-    "metadata": "The name is that of pods and of the output's folder. A Kueue queue is a label:\n"
+    "metadata": "Pods and the output's folder get this name. A Kueue queue is a label:\n"
     "{{name: ..., labels: {{kueue.x-k8s.io/queue-name: research}}}}",
     "spec.worker": "How many replicas train. minReplicas lets training continue with fewer.",
     "spec.evaluator": "One more replica scores each checkpoint, without GPUs; 0 for none.",
-    "spec.output": "Where checkpoints, logs and the model go; here a folder below runs/, whichever it is.\n"
+    "spec.output": "Where checkpoints, logs and the model go. On this machine: a folder below runs/.\n"
     "On a cluster all replicas write there: a claim that exists (claimName), a new one (size: 10Gi), or\n"
     "nfs: {{server: nfs.example.com, path: /exports/training}}. resume: Never starts over in a new folder.",
     "spec.template": "A pod template as in a Job; further volumes, node selectors and tolerations go here.",
@@ -37,10 +37,10 @@ _COMMENTS = {
 _OF_CONTAINER = {
     "image": "For a cluster, any one with TensorFlow and Python 3.9 or newer; not used on this machine.",
     "command": "Relative to this file's folder. The folder's code need not be in the image:\n"
-    "trainjob submit {file} --code {folder} takes it along.",
+    "trainjob submit {file} --code {folder} sends it with the job.",
     "args": "Replaced by what follows -- on the command line.",
     "env": "TF_CONFIG and TRAINJOB_* are added.",
-    "resources": "Of each replica; a GPU is a limit, nvidia.com/gpu.",
+    "resources": "For each replica; a GPU is the limit nvidia.com/gpu.",
 }
 _RESOURCES = 'resources: {requests: {cpu: "2", memory: 4Gi}, limits: {memory: 4Gi, nvidia.com/gpu: "1"}}'
 _END = (
@@ -54,7 +54,7 @@ _END = (
 def init(source: JobSource) -> None:
     """Write the job of SCRIPT as a file with the script's name, for `run`, `submit` and kubectl.
 
-    The options are those of `trainjob run`. A file that exists is left as it is.
+    The options are those of `trainjob run`. An existing file is not overwritten.
     """
     if not source.is_script:
         raise click.UsageError(f"{source.file} is no Python script: its name doesn't end with .py")

@@ -24,13 +24,6 @@ from trainjob.client.view import JobView
 from trainjob.core.wording import quoted, short_duration
 from trainjob_trainer.contract.reports import shorten
 
-_EXITS = {
-    Exit.GOOD: "printed",
-    Exit.NO_CLUSTER: "with options for a cluster: it can't be asked",
-    Exit.INTERRUPTED: "interrupted by Ctrl-C",
-    Exit.NOBODY_READS: "nobody reads the output any more",
-}
-
 _TITLES = ("NAME", "STATE", "STEP", "SCORE", "AGE", "SIZE", "REQUEST", "PLACE")
 _LONGEST_REQUEST = 40
 
@@ -40,11 +33,11 @@ _LONGEST_REQUEST = 40
     Exit.INTERRUPTED,
     Exit.NOBODY_READS,
     good="printed",
-    no_cluster="with options for a cluster: it can't be asked",
+    no_cluster="with options for a cluster: the cluster can't be used",
 )
 @click.option("--here", is_flag=True, help="Only the runs on this machine.")
-@click.option("--state", help="Only what is in this state, such as Running, Complete or Failed.")
-@click.option("--last", type=click.IntRange(1), metavar="NUMBER", help="Only this many, the newest ones.")
+@click.option("--state", help="Only runs and jobs in this state, such as Running, Complete or Failed.")
+@click.option("--last", type=click.IntRange(1), metavar="NUMBER", help="Only the newest NUMBER.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="The cluster's jobs of all namespaces.")
 @cluster_options
 def list(  # noqa: A001 - the name of the command
@@ -52,11 +45,11 @@ def list(  # noqa: A001 - the name of the command
 ) -> None:
     """Print the runs on this machine and the jobs of the cluster, the newest first.
 
-    REQUEST is what was asked for: the script with its arguments, and the trainer's settings. If no option
-    asks for the cluster, it is left out where there is no kubeconfig or it doesn't answer.
+    REQUEST is the script with its arguments, and the trainer's settings. Without an option for the cluster,
+    its jobs are left out if there is no kubeconfig or the cluster doesn't respond.
     """
     if here and (all_namespaces or where != ClusterOptions()):
-        raise click.UsageError("--here leaves the cluster out: give no options for it")
+        raise click.UsageError("--here leaves the cluster out: remove -A, -n, --context and --kubeconfig")
 
     async def work() -> None:
         now = datetime.now(UTC)
@@ -77,7 +70,7 @@ def list(  # noqa: A001 - the name of the command
             for line in layout(rows):
                 click.echo(line)
         elif found:
-            click.echo(f"none of them is {state}, but {', '.join(sorted(set(states)))}", err=True)
+            click.echo(f"none of them is {state}; there are: {', '.join(sorted(set(states)))}", err=True)
         else:
             click.echo("there are no runs on this machine: start one with `trainjob run FILE`", err=True)
 

@@ -45,8 +45,8 @@ def namespace_of(document: Document, option: str | None, context: str) -> str:
     if option and own and option != own:
         line = document.line_of("metadata.namespace")
         raise RefusedFile(
-            f"{document.source}:{line} metadata.namespace: is {own}, but -n asks for {option};"
-            " leave out one of the two"
+            f"{document.source}:{line} metadata.namespace: is {own}, but -n asks for {option}; remove one of "
+            "the two"
         )
     return str(option or own or context)
 
@@ -90,7 +90,7 @@ class Duration(click.ParamType[float]):
 
         seconds = parse_duration(str(value))
         if seconds is None:
-            self.fail(f"{value!r} is no time: write seconds, or 90s, 15m, 1h30m", param, ctx)
+            self.fail(f"{value!r} is not a duration: write seconds, or 90s, 15m, 1h30m", param, ctx)
         return seconds
 
 

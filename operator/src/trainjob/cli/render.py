@@ -14,12 +14,12 @@ from trainjob.core.names import Replica, build_tf_config, desired_replicas
 _TASK = re.compile(r"(?P<role>[a-z]+)[/-](?P<index>\d+)")
 
 
-@command("Print the objects that a job means on a cluster.")
+@command("Print the objects that a cluster would get for a job.")
 @file_argument
 @click.option("--task", metavar="ROLE/INDEX", help="Print only this replica's TF_CONFIG, such as worker/0.")
-@click.option("--name", help="Of several TrainJobs in FILE, the one that is meant.")
+@click.option("--name", help="Which TrainJob, if FILE has several.")
 def render(file: str, task: str | None, name: str | None) -> None:
-    """Print the objects that FILE means on a cluster, as YAML; `-` reads the standard input."""
+    """Print, as YAML, the objects that a cluster would get for FILE; `-` reads the standard input."""
     documents = read_trainjobs(file)
     if task is not None or name is not None:
         documents = (choose(documents, name, file),)

@@ -26,51 +26,60 @@ from trainjob.cluster.local import CannotRunHere, LocalOptions, Network
 @click.command(cls=WithArguments, short_help="Train a script or a job on this machine, without a cluster.")
 @job_options
 @click.option(
-    "--fresh", is_flag=True, help="Start over; the present output is kept beside it, under a number."
+    "--fresh",
+    is_flag=True,
+    help="Start over; the previous output is kept beside the new one, as digits.1 for example.",
 )
 @click.option(
     "--resume",
     metavar="FOLDER",
-    help="Continue an earlier run, such as digits.1; it becomes the job's folder, the present one is kept.",
+    help="Continue an earlier run, such as digits.1. Its folder becomes the job's; the current one is kept.",
 )
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
     show_default="runs, beside FILE",
-    help="Where claims and other volumes become folders.",
+    help="The folder in which claims and other volumes become folders.",
 )
 @click.option(
     "--base-port",
     type=click.IntRange(1024, 65000),
-    help="First replica's port for TensorFlow, the next one's is one higher; agents take any that are free.",
+    help="TensorFlow's port of the first replica; each further replica's is one higher. Agents use any free "
+    "ports.",
 )
 @click.option(
     "--network",
     type=click.Choice(get_args(Network)),
     envvar="TRAINJOB_NETWORK",
     show_envvar=True,
-    help="own: several replicas reach only each other, and nobody else reaches them; host: this machine's. "
-    "Without it own where the system allows it, unless the script is likely to need another.",
+    help="own: several replicas have a private network, in which they reach only each other; host: they use "
+    "this machine's network. Default: own if the system allows it and the script doesn't seem to need a "
+    "network.",
 )
 @click.option(
     "--volume",
     "volumes",
     multiple=True,
     metavar="NAME=FOLDER",
-    help="The folder that stands in for a volume which only a cluster has.",
+    help="Use FOLDER for the volume NAME, which only a cluster has.",
 )
 @click.option(
     "--new",
     is_flag=True,
     envvar="TRAINJOB_NEW",
     show_envvar=True,
-    help="Train a request that differs from those of the job's runs as a run of its own, such as digits.2.",
+    help="If the request differs from those of the job's runs, train it as a new run, such as digits.2.",
 )
 @click.option("--caller", type=int, hidden=True)
 @click.option("--plain", is_flag=True, help="Print lines even where a live display is possible.")
 @click.option("--dry-run", is_flag=True, help="Print the TrainJob that would run, and start nothing.")
 @click.option(
-    "-q", "--quiet", "detail", flag_value=Detail.QUIET, type=Detail, help="Print only failures and the end."
+    "-q",
+    "--quiet",
+    "detail",
+    flag_value=Detail.QUIET,
+    type=Detail,
+    help="Print only warnings, failures and the result.",
 )
 @click.option(
     "-v",
@@ -78,7 +87,7 @@ from trainjob.cluster.local import CannotRunHere, LocalOptions, Network
     "detail",
     flag_value=Detail.VERBOSE,
     type=Detail,
-    help="Show every line of the logs, also those of TensorFlow that are known to be harmless.",
+    help="Print every line of the logs, including TensorFlow's harmless ones.",
 )
 def run(
     source: JobSource,
@@ -97,7 +106,7 @@ def run(
     """Train FILE on this machine: every pod becomes a process, no cluster is needed.
 
     FILE is a file with a TrainJob, `-` for the standard input, or a Python script, whose job the options
-    describe. What follows -- are the program's arguments; they replace those in a file.
+    describe. The arguments after -- are the program's; they replace those in a file.
 
     A job's name stands for one request: command, arguments, environment, code, and every setting that changes
     what is computed. The same request continues the job's run. Another one is refused, unless --fresh or
@@ -122,9 +131,9 @@ def run(
         click.echo(print_job(document.raw), nl=False)
         return
     name = "--name NAME" if source.is_script else "--set metadata.name=NAME"
-    ways = f"start over: --fresh; train it apart: {name}, or --new"
+    ways = f"start over: --fresh; train it separately: {name}, or --new"
     if caller is not None:
-        ways = "start over: run(fresh=True); train it apart: name=..., or run(new=True)"
+        ways = "start over: run(fresh=True); train it separately: name=..., or run(new=True)"
 
     def begun(folder: Path) -> None:
         """Tell Python code that has started this the run's folder; it may have ended."""
@@ -187,7 +196,7 @@ async def _run(request: RunRequest, detail: Detail, *, plain: bool) -> Exit:
         except OSError as error:
             if error.filename is None:
                 raise
-            away = "see whether its disk or server can be reached, and run the same command again"
+            away = "check that its disk or server can be reached, and run the same command again"
             raise RefusedFile(f"{error.filename}: {error.strerror}; {away}") from error
         finally:
             screen.close()

@@ -306,8 +306,8 @@ class JobSource:
         whole = [option for option in self.given if option not in ("--code", "--name")]
         if whole:
             raise click.UsageError(
-                f"{', '.join(whole)}: only for a script; {self.file} says this itself: change it there, or"
-                " with --set, such as --set spec.worker.replicas=4"
+                f"{', '.join(whole)}: only for scripts; for {self.file} change the field in the file, or "
+                "with --set, such as --set spec.worker.replicas=4"
             )
         return read_trainjobs(self.file)
 

@@ -36,7 +36,7 @@ _MOST_FIELDS = 8
 def changes_told(fields: tuple[str, ...], file: str) -> Iterator[str]:
     """Yield what applying the file would do."""
     if not fields:
-        yield f"  it is as {file} has it: kubectl apply would change nothing"
+        yield f"  it matches {file}: kubectl apply would change nothing"
         return
     more = f" and {len(fields) - _MOST_FIELDS} more" if len(fields) > _MOST_FIELDS else ""
     yield f"  kubectl apply -f {file} would change {', '.join(fields[:_MOST_FIELDS])}{more}"
@@ -63,13 +63,13 @@ def changed_fields(before: Any, after: Any, path: str = "spec") -> tuple[str, ..
     "Create a script's job, or those of a file, in a cluster.",
     Exit.NO_CLUSTER,
     cls=WithArguments,
-    good="created, or there already by the same request, and with --wait or --logs complete",
+    good="created, or existing with the same request; with --wait or --logs: and complete",
     failed="a mistake in FILE, another job of that name, or the cluster refused it; a job failed",
     usage="FILE can't be read, or the options don't fit together",
     no_job="with --wait or --logs: a job was deleted meanwhile",
     timeout="with --wait: a job is not over after --timeout",
     interrupted="interrupted by Ctrl-C; jobs that were created continue",
-    nobody_reads="nobody reads the output any more; jobs that were created continue",
+    nobody_reads="the program that read the output has exited; jobs that were created continue",
 )
 @job_options
 @click.option("--wait", is_flag=True, help="Wait until all jobs are over; the exit code says how they ended.")
@@ -79,7 +79,7 @@ def changed_fields(before: Any, after: Any, path: str = "spec") -> tuple[str, ..
     is_flag=True,
     envvar="TRAINJOB_NEW",
     show_envvar=True,
-    help="Create what differs from the job of its name as another job, such as digits-2.",
+    help="If the request differs from that of the job of this name, create another job, such as digits-2.",
 )
 @click.option(
     "--fresh",
@@ -87,7 +87,7 @@ def changed_fields(before: Any, after: Any, path: str = "spec") -> tuple[str, ..
     help="Start over in a new folder of the output (resume: Never); a finished job of that name is replaced,"
     " and its output stays.",
 )
-@click.option("--timeout", type=Duration(), help="With --wait, wait no longer for each job than this.")
+@click.option("--timeout", type=Duration(), help="With --wait: the time limit for each job, such as 15m.")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -106,20 +106,20 @@ def submit(
 ) -> None:
     """Create TrainJobs in a cluster: those of FILE, `-` for the standard input, or that of a Python script.
 
-    A script travels with the Python files beside it and with --code, in a ConfigMap of the job. What follows
-    -- are the program's arguments; they replace those in a file.
+    A script is sent in a ConfigMap of the job, with the Python files beside it and those of --code. The
+    arguments after -- are the program's; they replace those in a file.
 
-    All TrainJobs of a file are checked first as `trainjob validate` does: after a mistake nothing is created.
-    Each goes into the namespace of -n, else into the one that FILE names, else into that of the kubeconfig's
-    context.
+    All TrainJobs of a file are checked first, as by `trainjob validate`; if one has a mistake, nothing is
+    created. The namespace is that of -n, else the one in FILE, else that of the kubeconfig's context.
 
     A job's name stands for one request: command, arguments, environment, code, and every setting that changes
-    what is computed. --wait and --logs follow a job that the same request has created; another is refused.
+    what is computed. --wait and --logs follow a job that the same request has created. Another request is
+    refused.
     """
     if dry_run and (wait or logs):
-        raise click.UsageError("--dry-run creates nothing that could be waited for")
+        raise click.UsageError("--dry-run creates no job: leave out --wait and --logs")
     if timeout is not None and (logs or not wait):
-        raise click.UsageError("--timeout limits --wait, and goes with nothing else")
+        raise click.UsageError("--timeout limits --wait: add --wait, and leave out --logs")
     if fresh and source.smoke:
         raise click.UsageError("--smoke always starts over, beside the job: leave out --fresh")
     documents, packed, notes = source.for_cluster()
@@ -176,7 +176,7 @@ async def _create(
         name = "--name NAME" if source.is_script else "--set metadata.name=NAME"
         how = f"trainjob delete {other.job.name} -n {namespace}, then submit it with --fresh"
         how = "--fresh" if other.job.is_over and not fresh else how
-        print_lines([f"{other}; start over: {how}; train it apart: {name}, or --new"], err=True)
+        print_lines([f"{other}; start over: {how}; train it separately: {name}, or --new"], err=True)
         return None
     except ClusterError as refused:
         is_about_job = refused.failure.resource == TRAINJOBS.plural

@@ -86,7 +86,7 @@ async def _follow(handle: JobHandle, folder: Path, ready: asyncio.Future[None]) 
                     copied = await output.update(folder)
                     if not ready.done():
                         if not copied.files:
-                            _say(f"{job.name} has no curves yet; they appear when it has written some")
+                            _say(f"{job.name} has no curves yet; they appear once it has written some")
                         ready.set_result(None)
                     if job.is_over:
                         return
@@ -105,7 +105,7 @@ async def _follow(handle: JobHandle, folder: Path, ready: asyncio.Future[None]) 
 async def show_runs(port: int | None) -> int:
     """Show all runs on this machine, also those that begin meanwhile."""
     if not all_runs():
-        raise ClusterProblem("there are no runs on this machine: trainjob run starts one")
+        raise ClusterProblem("there are no runs on this machine: start one with `trainjob run FILE`")
     with tempfile.TemporaryDirectory(prefix="trainjob-") as private:
         folder = Path(private)
         link_runs(folder, all_runs())
@@ -147,15 +147,16 @@ def _say(text: str) -> None:
 )
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="At this port; without it, the first free one from 6006 on."
+    "--port", type=click.IntRange(1, 65535), help="The port; default: the first free one from 6006."
 )
 @cluster_options
 def tensorboard(name: str | None, port: int | None, where: ClusterOptions) -> None:
     """Show the curves of the TrainJob NAME in TensorBoard, on this machine only, until Ctrl-C.
 
-    NAME is a run on this machine, or else a job in the cluster; without a NAME all runs on this machine are
-    shown. Of a job in a cluster the event files are copied, and every 30 seconds what is new. A pod with the
-    job's image reads them, as for `trainjob cp`; it is deleted when the job is over, and at Ctrl-C.
+    NAME is a run on this machine or, if there is none of that name, a job in the cluster. Without a NAME all
+    runs on this machine are shown. The event files of a job in a cluster are copied, and every 30 seconds
+    what is new in them. A pod with the job's image reads them, as for `trainjob cp`; it is deleted when the
+    job is over, and at Ctrl-C.
     """
     if name is None and where != ClusterOptions():
         raise click.UsageError("name a job of the cluster; without a name the runs on this machine are shown")

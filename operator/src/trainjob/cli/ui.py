@@ -28,7 +28,7 @@ _REDIRECT = (
     interrupted="ended by Ctrl-C",
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1; without it, any free one."
+    "--port", type=click.IntRange(0, 65535), default=0, help="The port on 127.0.0.1; default: any free one."
 )
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="The cluster's jobs of all namespaces.")
@@ -36,9 +36,9 @@ _REDIRECT = (
 def ui(port: int, opens: bool, all_namespaces: bool, where: ClusterOptions) -> None:
     """Serve a page with the runs on this machine and the jobs of the cluster, until Ctrl-C.
 
-    It shows state, figures, curves, events and logs as they change, and changes nothing. Only this machine
-    can reach it, and only with an address that is printed: each one opens the page once, and then the next
-    is printed.
+    The page shows state, metrics, curves, events and logs as they change; it is read-only. Only this machine
+    can reach it, and only with a printed address. Each address opens the page once; then the next one is
+    printed.
     """
     # The server is slow to import: not for --help.
     from trainjob.client.web.live_jobs import LiveJobs  # noqa: PLC0415

@@ -20,26 +20,27 @@ if TYPE_CHECKING:
 
 
 @command(
-    "Check TrainJobs, here or by asking a cluster.",
+    "Check TrainJobs, offline or with a cluster's API server.",
     good="valid",
     failed="there are mistakes; with --cluster: or the API server refuses something",
     usage="a file can't be read",
-    no_cluster="with --cluster: it can't be asked, or only in part: no permission, no TrainJob API",
+    no_cluster="with --cluster: the cluster can't be used, or some checks aren't possible: no permission, "
+    "no TrainJob API",
 )
 @file_arguments
 @click.option(
     "--cluster",
     is_flag=True,
-    help="Ask the API server, too: would it take the job, and each of its pods? Nothing is created.",
+    help="Also have the API server check the job and each of its pods. Nothing is created.",
 )
 @cluster_options
 def validate(files: tuple[str, ...], cluster: bool, where: ClusterOptions) -> None:
     """Check the TrainJobs of FILEs; `-` reads the standard input. Without --cluster no cluster is needed.
 
-    Every mistake is one line on stderr.
+    Each mistake is one line on stderr.
     """
     if where != ClusterOptions() and not cluster:
-        raise click.UsageError("-n, --context and --kubeconfig go with --cluster")
+        raise click.UsageError("-n, --context and --kubeconfig need --cluster")
     valid: list[Document] = []
     code = 0
     for file in files:

@@ -199,7 +199,7 @@ def look_for_tensorflow(python: Sequence[str]) -> Found[TensorFlow] | None:
     try:
         return TensorFlow(*json.loads(output.splitlines()[-1]))
     except (ValueError, IndexError, TypeError):
-        return Unknown(f"it says {output[-100:]!r}")
+        return Unknown(f"unexpected output: {output[-100:]!r}")
 
 
 def check_tensorflow(tensorflow: Found[TensorFlow] | None, requirements: Collection[str]) -> Check:
@@ -224,7 +224,7 @@ def check_keras(tensorflow: Found[TensorFlow] | None, requirements: Collection[s
     keras = tensorflow.keras
     if keras.startswith("2."):
         remedy = f"unset TF_USE_LEGACY_KERAS and install Keras 3: {_INSTALL}"
-        return Check("Keras", PROBLEM, f"{keras}, which trains only in loops of your own", remedy)
+        return Check("Keras", PROBLEM, f"{keras}: Keras 2 trains only in custom training loops", remedy)
     return _check_tested("Keras", keras, keras, ("keras",), requirements)
 
 
@@ -234,7 +234,7 @@ def _check_tested(
     bounds = next((text for text in requirements if re.split(r"[^\w-]", text, maxsplit=1)[0] in names), "")
     if is_within(release, bounds):
         return Check(subject, OK, found)
-    tested = f"{found}; tested are versions {_in_words(bounds)}"
+    tested = f"{found}; tested: {_in_words(bounds)}"
     return Check(subject, NOTE, tested, f"if training fails, {_INSTALL}")
 
 
@@ -276,7 +276,7 @@ def _find_ports() -> int:
 def check_ports(ports: Found[int]) -> Check:
     """Whether replicas can listen on this machine."""
     if isinstance(ports, Unknown):
-        remedy = "let programs listen on 127.0.0.1, or end some of those that do (ss -ltn)"
+        remedy = "allow programs to listen on 127.0.0.1, or end some that do (ss -ltn lists them)"
         return Check("ports", PROBLEM, ports.why, remedy)
     return Check("ports", OK, f"{ports} free ones found between 15000 and 32000")
 

@@ -86,7 +86,7 @@ def check_cluster(
 
     access = bounded(find)
     if isinstance(access, Unknown):
-        remedy = "only for training in a cluster: get a kubeconfig, and name it by KUBECONFIG or --kubeconfig"
+        remedy = "to train in a cluster, get a kubeconfig, and name it with KUBECONFIG or --kubeconfig"
         return [Check("kubeconfig", PROBLEM if needed else NOTE, access.why, remedy)]
     namespace = where.namespace or access.namespace
     answers = bounded(lambda: asyncio.run(_look_at_cluster(access, namespace)), 4 * LOOK_SECONDS)
@@ -101,7 +101,7 @@ def check_cluster(
         return [*checks, pulled]
     output = output or ({"claim": {"claimName": claims[0]}} if claims else None)
     if output is None:
-        why = Unknown(f"no claim in {namespace} is for several nodes: name an output by --job-output")
+        why = Unknown(f"no claim in {namespace} supports several nodes: name an output with --job-output")
         return [*checks, pulled, check_all_reduce(why)]
     measured = asyncio.run(measure_all_reduce(access, namespace, image, gpus, output, seconds))
     return [*checks, pulled, measured]
@@ -152,7 +152,9 @@ async def _items(request: Awaitable[Manifest]) -> Found[list[Manifest]]:
 def check_server(server: str, namespace: str, release: Found[str]) -> Check:
     """Whether the API server answers, and its Kubernetes is new enough."""
     if isinstance(release, Unknown):
-        remedy = "start or reach the cluster (VPN, proxy, login), or choose another one by --context"
+        remedy = (
+            "start the cluster or connect to it (VPN, proxy, login), or choose another one with --context"
+        )
         return Check("cluster", PROBLEM, f"{server}: {release.why}", remedy)
     found = f"Kubernetes {release} at {server}, namespace {namespace}"
     if is_within(release.lstrip("v"), "<1.29"):
@@ -182,7 +184,7 @@ async def _find_crd(api: ApiClient, namespace: str) -> Found[str | None]:
     return None if isinstance(release, Unknown) and not await _answer(is_known()) else release
 
 
-_INSTALL = "have an administrator install the chart (docs/install.md)"
+_INSTALL = "ask an administrator to install the chart (docs/install.md)"
 
 
 def check_crd(crd: Found[str | None], own: str) -> Check:
@@ -199,7 +201,7 @@ def check_controllers(deployments: Found[Sequence[Manifest]], own: str) -> Check
     if isinstance(deployments, Unknown):
         return Check("controller", NOTE, f"can't be seen: {deployments.why}")
     if not deployments:
-        return Check("controller", PROBLEM, "no Deployment of one is in this cluster", _INSTALL)
+        return Check("controller", PROBLEM, "this cluster has no Deployment of a controller", _INSTALL)
     releases = {
         f"{each['metadata']['namespace']}/{each['metadata']['name']}": str(
             (each["metadata"].get("labels") or {}).get("app.kubernetes.io/version", "")
@@ -210,7 +212,7 @@ def check_controllers(deployments: Found[Sequence[Manifest]], own: str) -> Check
     if not releases:
         namespace, name = (deployments[0]["metadata"][key] for key in ("namespace", "name"))
         remedy = f"kubectl describe deployment {name} -n {namespace}, and the log of its pods"
-        return Check("controller", PROBLEM, f"{namespace}/{name} has no pod that is ready", remedy)
+        return Check("controller", PROBLEM, f"{namespace}/{name} has no ready pod", remedy)
     found = ", ".join(f"{each or 'of an unknown version'} in {where}" for where, each in releases.items())
     return _check_release("controller", next(iter(releases.values())), found, own)
 
@@ -280,14 +282,14 @@ async def _find_permissions(api: ApiClient, namespace: str) -> Found[Mapping[Per
 def check_permissions(allowed: Found[Mapping[Permission, bool]], namespace: str) -> Sequence[Check]:
     """Whether this person may do in the namespace what the commands do."""
     if isinstance(allowed, Unknown):
-        return [Check("permissions", NOTE, f"can't be told: {allowed.why}")]
+        return [Check("permissions", NOTE, f"unknown: {allowed.why}")]
     checks = []
     for needed in (True, False):
         missing = [each for each, is_given in allowed.items() if each.needed is needed and not is_given]
         if missing:
             rights = ", ".join(f"{each.verb} {each.resource}" for each in missing)
             uses = ", ".join(dict.fromkeys(use for each in missing for use in each.use.split(", ")))
-            remedy = f"have an administrator bind the ClusterRole `edit` to you in {namespace}"
+            remedy = f"ask an administrator to bind the ClusterRole `edit` to you in {namespace}"
             found = f"you may not {rights} in {namespace} (for {uses})"
             verdict = PROBLEM if needed else NOTE
             checks.append(Check("permissions", verdict, found, remedy))
@@ -336,7 +338,7 @@ def check_storage(classes: Found[Sequence[Manifest]], claims: Sequence[str], nam
         "keep all replicas on one node, use --output nfs:SERVER:/FOLDER, or install a class for ReadWriteMany"
         " (NFS, CephFS, EFS, Filestore, Azure Files)"
     )
-    return Check("storage", NOTE, f"none is known to serve several nodes: {known}", remedy)
+    return Check("storage", NOTE, f"no class is known to support several nodes: {known}", remedy)
 
 
 # An image, pulled by a pod that is deleted again.
@@ -380,7 +382,7 @@ async def try_image(access: Access, namespace: str, image: str, seconds: float) 
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             return _not_tried(
-                f"{image} isn't pulled after {seconds:g} s{_describe_wait(last)}; see --timeout"
+                f"{image} was not pulled within {seconds:g} s{_describe_wait(last)}; see --timeout"
             )
         except ClusterError as error:
             return _not_tried(printable(describe_problem(error)))
@@ -446,10 +448,10 @@ def _check_python(image: str, says: str) -> Check:
     python, _, tensorflow = says.partition(" ")
     if not is_within(python, ">=3.9"):
         why = f"has Python {python}" if python[:1].isdecimal() else f"its Python can't be run: {says}"
-        remedy = "take an image with Python 3.9 or newer and TensorFlow"
-        return Check("image", PROBLEM, f"{image} is pulled, and {why}", remedy)
+        remedy = "use an image with Python 3.9 or newer and TensorFlow"
+        return Check("image", PROBLEM, f"{image} was pulled, but {why}", remedy)
     if not tensorflow:
-        remedy = "take an image with TensorFlow, or install it there"
+        remedy = "use an image with TensorFlow, or install it there"
         return Check("image", PROBLEM, f"{image} has Python {python} and no TensorFlow", remedy)
     return Check("image", OK, f"{image} has Python {python}, TensorFlow {tensorflow}")
 
@@ -457,9 +459,9 @@ def _check_python(image: str, says: str) -> Check:
 def _describe_wait(pod: Manifest) -> str:
     for each in (pod.get("status") or {}).get("conditions") or ():
         if (each.get("type"), each.get("status")) == ("PodScheduled", "False"):
-            return f": no node takes the pod ({printable(str(each.get('message')))})"
+            return f": the pod can't be scheduled ({printable(str(each.get('message')))})"
     is_placed = (pod.get("spec") or {}).get("nodeName")
-    return ": a node is still pulling it" if is_placed else ": no node has taken the pod"
+    return ": a node is still pulling it" if is_placed else ": the pod isn't scheduled yet"
 
 
 # The all-reduce: a job of two workers, deleted once it has been measured.
@@ -551,7 +553,7 @@ async def measure_all_reduce(
                         return check
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            why = f"nothing was measured in {seconds:g} s: {last or 'no controller takes the job'}"
+            why = f"nothing was measured in {seconds:g} s: {last or 'no controller has acted on the job'}"
             return check_all_reduce(Unknown(why))
         except ClusterError as error:
             return check_all_reduce(Unknown(printable(describe_problem(error))))
@@ -582,7 +584,10 @@ def check_all_reduce(measured: Found[Mapping[str, Any]], nodes: Sequence[str] = 
     """Whether two workers, with so many GPUs each, can sum their gradients, and how fast."""
     subject = "all-reduce"
     if isinstance(measured, Unknown):
-        remedy = "correct what it says, or try --gpus 0, which needs the pods' network alone (docs/gpus.md)"
+        remedy = (
+            "correct what the message names, or try --gpus 0, which needs only the pods' network "
+            "(docs/gpus.md)"
+        )
         return Check(subject, PROBLEM, measured.why, remedy)
     implementation, devices = printable(str(measured["implementation"])), max(int(measured["devices"]), 1)
     size, seconds = int(measured["size"]), float(measured["seconds"])
@@ -593,8 +598,10 @@ def check_all_reduce(measured: Found[Mapping[str, Any]], nodes: Sequence[str] = 
         f"{size >> 20} MiB in {seconds * 1000:.1f} ms, {rate / 1e9:.2f} GB/s"
     )
     if gpus and implementation != "NCCL":
-        remedy = "take an image with CUDA's libraries (docs/images.md); TensorFlow in this one sees no GPU"
+        remedy = "use an image with CUDA's libraries (docs/images.md); TensorFlow in this one sees no GPU"
         return Check(subject, PROBLEM, found, remedy)
     if len(nodes) < 2:
-        return Check(subject, NOTE, found, "one node took both workers: no network between nodes was used")
+        return Check(
+            subject, NOTE, found, "both workers ran on one node: the network between nodes was not measured"
+        )
     return Check(subject, OK, found)

@@ -140,11 +140,12 @@ def _own_modules(root: Path, as_files: Collection[Path]) -> list[ModuleType]:
 
 
 _DATASET = (
-    "a tf.data data set can't travel: create it inside the function, from files or arrays that each replica "
-    "can read"
+    "a tf.data data set can't be sent with a job: create it inside the function, from files or arrays that "
+    "each replica can read"
 )
 _STRATEGY = (
-    "a strategy can't travel: create it inside the function, as its first line; train_and_evaluate needs none"
+    "a strategy can't be sent with a job: create it inside the function, as its first line; "
+    "train_and_evaluate needs none"
 )
 _REFUSED = {
     ("tensorflow.python.data.", "DatasetV2"): _DATASET,
@@ -196,7 +197,7 @@ def _pickle(function: Callable[..., Any], arguments: Mapping[str, Any], name: st
         _, largest = _blame(function, arguments)
         used = f"; it uses {largest}" if largest else ""
         raise CannotPack(
-            f"{name} is too large to travel with a job ({large}){used}: load such data inside the function, "
+            f"{name} is too large to send with a job ({large}){used}: load such data inside the function, "
             "from files that each replica can read (a volume, a package)"
         ) from None
     except CannotPack as refused:

@@ -101,9 +101,7 @@ class DamagedEvents(Exception):
     """A file of TensorBoard is damaged; the text says where, and what isn't shown."""
 
     def __init__(self, path: Path, start: int) -> None:
-        super().__init__(
-            f"{path.name} is damaged at byte {start}: the curves have what it says before, as in TensorBoard"
-        )
+        super().__init__(f"{path.name} is damaged at byte {start}: the curves end there, as in TensorBoard")
 
 
 _LARGE = 1 << 16

@@ -153,8 +153,8 @@ class AsyncJob:
                 return await output.result()
         except NoSuchPath:
             raise ClusterProblem(
-                f"{self.name} has no result: only a function has one, once it has returned, and only what "
-                "JSON has (see its log)"
+                f"{self.name} has no result: only a function that has returned a JSON value has one (see its "
+                "log)"
             ) from None
 
     async def model(self, to: str | Path) -> Path:
@@ -241,7 +241,7 @@ class AsyncJob:
         """Yield the job until it is over; raises TimeoutError."""
         seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
         if seconds is None and timeout is not None:
-            raise ValueError(f"{timeout!r} is no time: write seconds, or 90s, 15m, 1h30m")
+            raise ValueError(f"{timeout!r} is not a duration: write seconds, or 90s, 15m, 1h30m")
         loop = asyncio.get_running_loop()
         until = None if seconds is None else loop.time() + seconds
         async with self._open() as handle, aclosing(handle.changes()) as changes:

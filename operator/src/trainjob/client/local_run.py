@@ -128,7 +128,7 @@ class RunRequest:
     resume: str | None = None
     smoke: bool = False
     new: bool = False
-    ways: str = "start over: --fresh; train it apart: --name NAME, or --new"
+    ways: str = "start over: --fresh; train it separately: --name NAME, or --new"
     begun: Callable[[Path], None] = lambda _: None
 
 
@@ -227,7 +227,7 @@ class _Arrangement:
         if aside is not None:
             with suppress(OSError):  # the run's own record says so
                 remember(aside)
-            self._note(f"the output until here is kept in {shown_path(aside)}")
+            self._note(f"the previous output is kept in {shown_path(aside)}")
         if finished is not None:
             raise _NothingToDo(replace(finished, folder=folder))
         return folder
@@ -239,8 +239,7 @@ class _Arrangement:
             if has_saved(folder) and self._request.resume is None:
                 raise _AnotherRequest(
                     f"{shown_path(folder)} holds the output of a run without a record of its request; "
-                    f"nothing was started; continue it all the same: --resume {folder.name}; "
-                    f"{self._request.ways}"
+                    f"nothing was started; continue it anyway: --resume {folder.name}; {self._request.ways}"
                 )
             return None
         if run.is_running or not (run.is_finished or has_saved(folder)):
@@ -367,7 +366,7 @@ class _Supervision:
             try:
                 remember(self._folder)
             except OSError as error:
-                self._screen.note(f"`trainjob list` won't have this run: {error}")
+                self._screen.note(f"`trainjob list` won't show this run: {error}")
             self._request.begun(self._folder)
             return await self._follow(interruption)
 
@@ -414,7 +413,7 @@ class _Supervision:
         except OSError as error:
             if self._is_recorded:
                 self._screen.note(
-                    f"the record of this run can't be written ({error}): `trainjob list` won't have it"
+                    f"the record of this run can't be written ({error}): `trainjob list` won't show it"
                 )
             self._is_recorded = False
 

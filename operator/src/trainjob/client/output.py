@@ -88,7 +88,7 @@ class UnsafeArchive(ClusterProblem):
     """What was sent isn't what `output_archive.py` sends; nothing of it is kept."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"what was sent as the output is refused, and nothing of it is kept: {why}")
+        super().__init__(f"the pod sent invalid data for the output, and nothing of it was kept: {why}")
 
 
 Program: TypeAlias = "RunningProgram | LocalProgram"
@@ -163,7 +163,7 @@ def receive(name: str, program: Program, into: Path, progress: Progress = _ignor
     if copied is not None and result.code == 0:
         return copied
     if result.code == 0:
-        why = "was not received whole (its end is missing); try again"
+        why = "was not received completely (its end is missing); try again"
     else:
         again = "" if result.code is None else "; try again, if it has just changed"
         why = f"can't be read: {quoted(last_line(result.complaint))}{again}"
@@ -307,8 +307,8 @@ class Output:
             return
         if not saved:
             raise ClusterProblem(
-                f"{self._name} has left no model: train_and_evaluate leaves one at its end, a script or "
-                "function saves its own: model.save(os.environ['TRAINJOB_OUTPUT_DIR'] + '/model.keras')"
+                f"{self._name} has no model: train_and_evaluate saves one at its end; a script or function "
+                "has to save its own: model.save(os.environ['TRAINJOB_OUTPUT_DIR'] + '/model.keras')"
             )
         with _new(target) as (folder, put_in_place):
             await self._fetch({"paths": saved}, folder)
@@ -474,8 +474,8 @@ def plan_reader(job: JobView, suffix: str) -> tuple[Manifest, str]:
         ) from invalid
     if has_own_volumes(spec):
         raise ClusterProblem(
-            f"the output of {job.name} is in a volume of each pod's own, which is deleted with the pod: only "
-            "spec.output.claim, nfs or csi keep it"
+            f"the output of {job.name} is in a volume that is deleted with its pod: use spec.output.claim, "
+            "nfs or csi to keep it"
         )
     if job.status.start_time is None:
         raise ClusterProblem(f"{job.name} has no output yet: {describe_state(job)}")
@@ -489,13 +489,13 @@ def _explained(error: ClusterError) -> ClusterProblem:
     if failure.code in (400, 403, 422) and failure.resource == PODS.plural:
         return ClusterProblem(f"the pod that reads the output is refused: {failure.message}")
     if is_missing(error):
-        return ClusterProblem("the pod that reads the output is gone: somebody has deleted it")
+        return ClusterProblem("the pod that reads the output was deleted")
     return problem
 
 
 async def _until_it_runs(api: ApiClient, namespace: str, name: str, note: Callable[[str], None]) -> None:
     """Wait until the pod runs; raises `ClusterProblem` if it ended, or can't start."""
-    why = "it has not been looked at yet"
+    why = "its state isn't known yet"
     try:
         async with (
             asyncio.timeout(_START_SECONDS),
@@ -503,7 +503,7 @@ async def _until_it_runs(api: ApiClient, namespace: str, name: str, note: Callab
         ):
             async for change in changes:
                 if isinstance(change, Gone):
-                    raise ClusterProblem("the pod that reads the output is gone: somebody has deleted it")
+                    raise ClusterProblem("the pod that reads the output was deleted")
                 if not isinstance(change, Seen):
                     continue
                 before, (why, is_final) = why, why_not_running(change.manifest)

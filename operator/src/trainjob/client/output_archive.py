@@ -117,7 +117,7 @@ def find_files(root: Path, paths: list[str], pattern: str, left_out: list[str]) 
                 with suppress(FileNotFoundError):  # the job has deleted it meanwhile
                     see(f"{path}/{inner.name}" if path else inner.name)
         elif not place.is_file() or inside not in place.resolve().parents:
-            left_out.append(f"{path} (no file, or a link to a folder or out of the output)")
+            left_out.append(f"{path} (not a regular file, or a link to a folder or out of the output)")
         elif not pattern or re.search(pattern, path):
             found[path] = place.stat().st_size
 

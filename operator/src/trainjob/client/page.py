@@ -303,9 +303,9 @@ def _ages(job: JobView, now: datetime) -> Iterator[str]:
     if job.created_at is not None:
         yield f"created {short_duration(now - job.created_at)} ago"
     if start and end:
-        yield f"took {short_duration(end - start)}, over since {short_duration(now - end)}"
+        yield f"took {short_duration(end - start)}, ended {short_duration(now - end)} ago"
     elif start and not job.is_over:
-        yield f"at it for {short_duration(now - start)}"
+        yield f"started {short_duration(now - start)} ago"
 
 
 def _warnings(job: JobView) -> Rows:
@@ -331,8 +331,8 @@ def _best(job: JobView, figures: Figures, history: JobHistory) -> Iterator[str]:
 
 def _describe_restarts(job: JobView) -> str:
     restarts, attempt = job.status.restarts, job.status.attempt
-    reset = f", {restarts.reset} more that training has got beyond" if restarts.reset else ""
-    uncounted = f", {restarts.not_counted} that don't count" if restarts.not_counted else ""
+    reset = f", {restarts.reset} reset by later progress" if restarts.reset else ""
+    uncounted = f", {restarts.not_counted} not counted" if restarts.not_counted else ""
     last = f", attempt {attempt}" if attempt else ""
     return f"{restarts.counted} of {job.spec.get('maxRestarts', 3)}{reset}{uncounted}{last}"
 

@@ -242,19 +242,19 @@ class Advice:
 _SAME_EVERYWHERE = {
     "NotFinite": "try a smaller learning rate or clipped gradients; TRAIN_ON_NAN=skip leaves such steps "
     "out (not with parameter servers)",
-    "WeightsDiverged": "look for faults of memory and GPUs where those ran whom the message names; if code "
-    "of your own gives each worker other weights on purpose, set TRAIN_COMPARE_WEIGHTS=false",
-    "Stalled": "look in the log for what it waits for; spec.stallTimeoutSeconds is how long it may",
-    "Fenced": "a newer start of this job writes its output: look at that one",
+    "WeightsDiverged": "check memory and GPUs of the nodes of the workers that the message names; if your "
+    "own code gives workers different weights on purpose, set TRAIN_COMPARE_WEIGHTS=false",
+    "Stalled": "see in its log what it waits for; spec.stallTimeoutSeconds sets how long it may wait",
+    "Fenced": "a newer start of this job writes to the output: see that one",
     "OutputTaken": "give one of the two jobs another name or another output",
-    "NcclFailed": "see that each worker has a GPU of its own, that the pods' network interface is NCCL's "
+    "NcclFailed": "check that each worker has its own GPU, that NCCL uses the pods' network interface "
     "(NCCL_SOCKET_IFNAME), and that /dev/shm has some GiB",
-    "PeerLost": "look at the logs of the other replicas, one of which failed first",
+    "PeerLost": "see the logs of the other replicas: one of them failed first",
 }
 
 _HOROVOD = (
-    "Horovod must come with the Python environment or image, with a TensorFlow that it works with: its last"
-    " release, 0.28.1, with TensorFlow 2.12 on Python 3.11 (examples/horovod.Dockerfile)"
+    "install Horovod in the Python environment or image, with a TensorFlow that it supports: its last "
+    "release, 0.28.1, works with TensorFlow 2.12 on Python 3.11 (examples/horovod.Dockerfile)"
 )
 
 HERE = Advice(
@@ -266,19 +266,19 @@ HERE = Advice(
         "OutputUnwritable": "make the output folder writable, or choose another one with --folder",
         "OutputFull": "free some disk space, or choose another disk with --folder; the same command then "
         "continues",
-        "StorageUnavailable": "see that the files or the server that the message names can be reached",
-        "PortInUse": "end the program that has the port, or choose other ports with --base-port",
-        "CheckpointMismatch": "the checkpoint is of another model: start over with --fresh, or restore "
-        "the model",
-        "OutOfMemory": "give it a smaller batch or model, or fewer replicas on this machine",
-        "network": "the replicas of several workers reach only each other, unless --network host gives them "
-        "this machine's network",
+        "StorageUnavailable": "check that the files or the server that the message names can be reached",
+        "PortInUse": "end the program that uses the port, or choose other ports with --base-port",
+        "CheckpointMismatch": "the checkpoint belongs to another model: start over with --fresh, or change "
+        "the model back",
+        "OutOfMemory": "use a smaller batch or model, or fewer replicas on this machine",
+        "network": "with several workers the replicas reach only each other: add --network host to give "
+        "them this machine's network",
         "tensorflow": "install TensorFlow into the environment that trainjob runs in: "
         "pip install 'trainjob-trainer[cpu]', or [gpu] for NVIDIA GPUs",
         "module": "install the package of '{module}' into the environment that trainjob runs in",
         "file": "there is no {file}: commands start in the folder of the job's file",
         "command": "check the command of the container trainer: it must be installed on this machine",
-        "killed": "it was killed by SIGKILL, which is how a system out of memory ends programs",
+        "killed": "it was killed by SIGKILL, usually because memory ran out",
         "again": "correct it, and run the same command again: training continues from the last checkpoint, "
         "if any",
     }
@@ -291,11 +291,11 @@ IN_PYTHON = Advice(
         "OutputFinished": "start over with run(fresh=True), or ask for more epochs to continue from the end",
         "OutputUnwritable": "make the output folder writable",
         "OutputFull": "free some disk space; the same call then continues",
-        "PortInUse": "end the program that has the port, or call run() again",
-        "CheckpointMismatch": "the checkpoint is of another model: start over with run(fresh=True), or "
-        "restore the model",
-        "network": "the replicas of several workers reach only each other, unless the variable "
-        "TRAINJOB_NETWORK=host gives them this machine's network",
+        "PortInUse": "end the program that uses the port, or call run() again",
+        "CheckpointMismatch": "the checkpoint belongs to another model: start over with run(fresh=True), or "
+        "change the model back",
+        "network": "with several workers the replicas reach only each other: set TRAINJOB_NETWORK=host to "
+        "give them this machine's network",
         "module": "install the package of '{module}' into this Python environment",
         "file": "there is no {file}: commands start in the working directory of the call",
         "command": "check command=[...]: the program must be installed on this machine",
@@ -311,15 +311,17 @@ ON_CLUSTER = Advice(
         "OutputFinished": "ask for more epochs, or start over in a new folder with spec.output.resume: Never",
         "OutputUnwritable": "let the pods write into the output: see their securityContext.fsGroup",
         "OutputFull": "make room in the output's volume, or name a larger one in spec.output",
-        "StorageUnavailable": "see that the pods reach the volume or the server that the message names",
-        "PortInUse": "another container of the pod has port 2222 or 2223: leave them to the trainer",
-        "CheckpointMismatch": "the checkpoint is of another model: start over with spec.output.resume: Never",
-        "OutOfMemory": "raise resources.limits.memory of the container trainer, or give it a smaller batch",
+        "StorageUnavailable": "check that the pods can reach the volume or the server that the message names",
+        "PortInUse": "another container of the pod uses port 2222 or 2223: the trainer needs these ports, "
+        "so choose another one there",
+        "CheckpointMismatch": "the checkpoint belongs to another model: start over with spec.output.resume: "
+        "Never",
+        "OutOfMemory": "raise resources.limits.memory of the container trainer, or use a smaller batch",
         "tensorflow": "the image has no TensorFlow: start from one that has it, or install it there",
         "module": "install the package of '{module}' into the image",
         "file": "there is no {file} in the image: see its WORKDIR and the command of the container trainer",
         "command": "check the command of the container trainer: the image must have it",
-        "killed": "it was killed by SIGKILL, mostly for want of memory",
+        "killed": "it was killed by SIGKILL, usually because memory ran out",
         "again": "correct it, delete the job, submit it again: training continues from the last checkpoint, "
         "if any",
     }
@@ -470,7 +472,11 @@ def _smoke_test(job: JobView, results: Results) -> Iterator[str]:
     unscored = "none was reported" if _has_evaluator(job) else "not tried, the job has no evaluator"
     tried = [
         ("training", taken, "no step was taken"),
-        ("validation", held_out and describe_metrics(held_out), "not tried, none comes with the training"),
+        (
+            "validation",
+            held_out and describe_metrics(held_out),
+            "not tried, the training runs no validation",
+        ),
         ("checkpoint", saved, "none was saved"),
         ("evaluation", score, unscored),
     ]

@@ -18,8 +18,8 @@ _TRANSIENT = frozenset([0, 408, 429, 500, 502, 503, 504])
 """HTTP status codes after which the same request may succeed a little later; 0: there was no response."""
 
 _NO_API = (
-    f"this cluster has no {PLURAL} of {API_VERSION}: the CRD is not installed"
-    " (or it is another cluster than you mean: see --context)"
+    f"this cluster has no {PLURAL} of {API_VERSION}: the CRD is not installed (or this is the wrong cluster: "
+    "see --context)"
 )
 
 
@@ -152,5 +152,5 @@ def no_such_job(name: str, namespace: str, here: Collection[str] | None, elsewhe
     if similar:
         return f"{sentence}; did you mean {' or '.join(similar)}?"
     if here is not None and not here:
-        return f"{sentence}, nor any other: see --namespace and --context"
+        return f"{sentence}, which has no TrainJobs at all: check --namespace and --context"
     return sentence

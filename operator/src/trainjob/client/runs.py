@@ -383,7 +383,7 @@ class LocalJob:
         """Merge this into the spec of the running job, and return the changed job."""
         run = self._read_run()
         if not run.is_running:
-            raise ClusterProblem(f"{self.name} doesn't run any more: {describe_state(run.view)}")
+            raise ClusterProblem(f"{self.name} has ended: {describe_state(run.view)}")
         try:
             return await self._ask(run, {"verb": "patch", "spec": dict(spec)})
         except NotReached as error:

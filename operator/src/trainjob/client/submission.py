@@ -94,7 +94,7 @@ def collect(
             raise UnusableCode(problem) from error
     if not code.files:
         raise UnusableCode(
-            f"{_listed(paths)}: no file in it travels: all are hidden or ignored (see .gitignore); name one"
+            f"{_listed(paths)}: no file in it is sent: all are hidden or ignored (see .gitignore); name one"
         )
     return code
 
@@ -181,7 +181,7 @@ class _Walk:
             problem = "leads back to a folder that holds it"
         else:
             return True
-        self.notes[f"{name} is a link that {problem}; it doesn't travel"] = None
+        self.notes[f"{name} is a link that {problem}; it isn't sent"] = None
         return False
 
     def _is_ignored(self, name: str, is_folder: bool) -> bool:
@@ -240,7 +240,7 @@ def pack(files: Mapping[str, bytes]) -> Packed:
             except UnicodeEncodeError:
                 shown = name.encode(errors="backslashreplace").decode()
                 raise UnusableCode(
-                    f"the name {shown} isn't UTF-8 text, so it can't travel; rename the file"
+                    f"the name {shown} isn't UTF-8 text, so it can't be sent; rename the file"
                 ) from None
             entry = zipfile.ZipInfo(name, _EARLIEST)
             entry.create_system = _UNIX

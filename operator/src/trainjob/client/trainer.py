@@ -88,7 +88,7 @@ class AsyncTrainer:
                 how = f"Job.attach({other.job.name!r}).delete(), then submit(fresh=True)"
                 how = "submit(fresh=True)" if other.job.is_over and not fresh else how
                 raise ClusterProblem(
-                    f"{other}; start over: {how}; train it apart: name=..., or submit(new=True)"
+                    f"{other}; start over: {how}; train it separately: name=..., or submit(new=True)"
                 ) from other
         view = read_job(job)
         if view.outcome is Outcome.FAILED:

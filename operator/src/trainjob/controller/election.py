@@ -279,7 +279,7 @@ class Elector:
         self._candidacy.claimed(lease, sent, self._clock())
         if not self.won.is_set():
             self.transitions = lease.transitions
-            _log.info("%s leads from now on", self._identity)
+            _log.info("%s is now the leader", self._identity)
             self.won.set()
 
     async def _read(self) -> Lease | None:

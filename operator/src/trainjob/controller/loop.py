@@ -157,7 +157,7 @@ class Controller:
             again = await self._reconciler.reconcile(key)
         except (AlreadyExists, Conflict, NotFound) as error:
             wait = self._queue.retry(key)
-            _log.info("%s: what was seen is out of date (%s); looking again in %.1f s", key, error, wait)
+            _log.info("%s: the cached objects are out of date (%s); trying again in %.1f s", key, error, wait)
         except Unavailable as error:
             wait = error.retry_after or self._queue.retry(key)
             self._queue.add_after(key, wait)

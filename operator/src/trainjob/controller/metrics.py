@@ -93,9 +93,7 @@ async def render_jobs(jobs: Iterable[Manifest], clock: Callable[[], float]) -> b
         if not some:
             break
         await asyncio.sleep(0)
-    states = GaugeMetricFamily(
-        "trainjob_jobs", "Jobs by what `kubectl get tj` calls their state.", labels=("state",)
-    )
+    states = GaugeMetricFamily("trainjob_jobs", "Jobs by state, as in `kubectl get tj`.", labels=("state",))
     for state in sorted(tally):
         states.add_metric((state,), tally[state])
     first = generate_latest(_Families([states]))
@@ -113,12 +111,12 @@ def _families_of(jobs: Iterable[Manifest], now: float) -> list[Metric]:
 
     step = family("step", "Steps done.")
     speed = family("examples_per_second", "Examples a second of all workers together.")
-    lost = family("steps_lost", "Steps that had to be done again.")
+    lost = family("steps_lost", "Steps that had to be repeated.")
     slow = family("stragglers", "Replicas that all others wait for in every step.")
     restarts = family("restarts", "Restarts by how they count.", "kind")
-    spent = family("spent_seconds", "Where the time went, up to the latest change of the job's state.", "on")
+    spent = family("spent_seconds", "Time by activity, up to the latest change of the job's state.", "on")
     queue = family("queue_seconds", "Time from the job's creation until it was started; it grows until then.")
-    state = family("state_seconds", "Time in the present state.", "state")
+    state = family("state_seconds", "Time in the current state.", "state")
     first = family("first_step_seconds", "Time from the job's start to its first step.")
     unsaved = family(
         "checkpoint_age_seconds",
@@ -207,7 +205,7 @@ class Metrics:
             "trainjob_build_info", "The version of the controller.", ("version",), registry=registry
         )
         build.labels(version("trainjob")).set(1)
-        self.leader = Gauge("trainjob_leader", "Whether this replica is the one at work.", registry=registry)
+        self.leader = Gauge("trainjob_leader", "Whether this replica is the leader.", registry=registry)
         self.tasks = Gauge("trainjob_tasks", "Tasks of the event loop.", registry=registry)
         self.depth = Gauge("trainjob_queue_depth", "Jobs that wait for a worker.", registry=registry)
         self._wait = histogram(
@@ -215,24 +213,25 @@ class Metrics:
         )
         self._reconcile = histogram(
             "trainjob_reconcile_seconds",
-            "Time of one pass over one job, from look to last write.",
+            "Time of one reconciliation of one job, from its first read to its last write.",
             _RECONCILE_BUCKETS,
         )
         self._requests = Counter(
             "trainjob_api_requests",
-            "Requests to the API server; code 0 is no answer.",
+            "Requests to the API server; code 0 means no response.",
             ("verb", "resource", "code"),
             registry=registry,
         )
         self._restarts = counter(
             "trainjob_watch_restarts",
-            "Watches that ended before their time.",
+            "Watches that ended early.",
             "resource",
             (resource.plural for resource in (TRAINJOBS, *DEPENDENTS)),
         )
         self._agent_calls = counter(
             "trainjob_agent_calls",
-            "Calls to the jobs' agents: answered, unreachable, or refused by what isn't one of ours.",
+            "Calls to the jobs' agents: answered, unreachable, or refused: the peer isn't an agent with "
+            "this controller's key.",
             "outcome",
             get_args(Outcome),
         )

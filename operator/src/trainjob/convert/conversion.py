@@ -88,15 +88,18 @@ def describe_other(raw: Mapping[str, Any]) -> str:
         path, kind = found
         after = _AFTERWARDS.get(str(raw.get("kind")), "")
         return (
-            f"holds a {kind} at {format_path(path)}, which isn't converted there: write it into a file of its"
-            f" own, convert that, and put the TrainJob in its place{after}"
+            f"holds a {kind} at {format_path(path)}, which can't be converted there: move it into a file of "
+            f"its own, convert that file, and put the TrainJob in its place{after}"
         )
     if labels := sorted(set(find_labels(raw))):
-        return f"{_NO_JOB}; a TrainJob's pods haven't its {', '.join(labels)}, but {JOB} and {ROLE}"
+        return (
+            f"{_NO_JOB}; pods of a TrainJob don't have the label {', '.join(labels)}: select them by {JOB} "
+            f"and {ROLE}"
+        )
     return _NO_JOB
 
 
-_NO_JOB = f"no {TFJOB_KIND} or {MPIJOB_KIND} of {GROUP}"
+_NO_JOB = f"not a {TFJOB_KIND} or {MPIJOB_KIND} of {GROUP}"
 _OF_WORKFLOWS = "; its successCondition is then status.state == Complete, its failureCondition == Failed"
 _AFTERWARDS = {
     **dict.fromkeys(
@@ -251,7 +254,7 @@ def _convert_spec(
 ) -> dict[str, Any]:
     if kind == MPIJOB_KIND:
         roles = read_workers(spec, notes)
-        fields, why = RunPolicy.IN_SPEC | MPI_FIELDS, "left out: a TrainJob has nothing like it"
+        fields, why = RunPolicy.IN_SPEC | MPI_FIELDS, "left out: a TrainJob has no equivalent"
     else:
         roles = assign_roles(read_replicas(spec, notes), notes)
         fields, why = _SPEC_FIELDS, "left out: it is no field of a TFJob's spec"

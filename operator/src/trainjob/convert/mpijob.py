@@ -133,7 +133,7 @@ def _values_of(name: str, option: str) -> int:
         return 2
     if name in _NO_VALUE:
         return 0
-    raise UnreadableLaunch(f"has the option {option}, of which it isn't known here where its value ends")
+    raise UnreadableLaunch(f"has the unknown option {option}, so the program's beginning isn't known")
 
 
 def _apply(launch: Launch, name: str, values: list[str]) -> None:
@@ -192,8 +192,8 @@ def _note_launcher(launch: Launch, where: Path, notes: Notes) -> None:
     if any(option.lstrip("-").startswith(_ELASTIC) for option in launch.options):
         notes.note(
             where,
-            "elastic Horovod becomes restarts in place: the script resumes from its own checkpoint, and"
-            " spec.worker.minReplicas is how few workers may continue",
+            "elastic Horovod becomes restarts in place: the script resumes from its own checkpoint, and "
+            "spec.worker.minReplicas is the fewest workers that may continue",
         )
 
 

@@ -357,11 +357,11 @@ def _note_choice(
     index = next(index for index, found in shared_mounts(templates[first]) if found == mount)
     containers = templates[first]["spec"]["containers"]
     place = next(i for i, container in enumerate(containers) if container.get("name") == TRAINER_CONTAINER)
-    reader = "; the evaluator sees it read-only but for its own folder" if "evaluator" in roles else ""
+    reader = "; for the evaluator it is read-only except for its own folder" if "evaluator" in roles else ""
     notes.note(
         (*roles[first].path, "template", "spec", "containers", place, "volumeMounts", index),
-        f"becomes spec.output: the {mount.title} at {mount.mount_path}, which all training replicas mount,"
-        f" takes checkpoints and logs in a folder of the job's name{reader}",
+        f"becomes spec.output: the {mount.title} at {mount.mount_path}, which all training replicas mount; "
+        f"checkpoints and logs go to a folder with the job's name{reader}",
     )
 
 
@@ -369,8 +369,8 @@ def _say_missing(candidates: list[SharedMount], path: str) -> str:
     found = " and ".join(f"{mount.title} at {mount.mount_path}" for mount in candidates)
     why = f"{found} could each be the output" if found else "no claim is mounted in all training replicas"
     return (
-        f"{why}: write the claim for checkpoints and logs in place of {PLACEHOLDER_CLAIM} in spec.output, or"
-        f" convert with --claim; it is mounted at {path}"
+        f"{why}: replace {PLACEHOLDER_CLAIM} in spec.output with the claim for checkpoints and logs, or "
+        f"convert with --claim; it is mounted at {path}"
     )
 
 

@@ -23,8 +23,8 @@ _RESTARTING = {
     "Always": "a failure restarts the training of all replicas from the last checkpoint, {times}; a replica"
     " that ends with exit code 0 is finished",
     "OnFailure": "a failure restarts the training of all replicas from the last checkpoint, {times}",
-    "ExitCode": "every exit code but 0 restarts the training of all replicas, 1 to 127 too, {times}; a script"
-    " that must not be restarted exits with 80",
+    "ExitCode": "every exit code except 0 restarts the training of all replicas, including 1 to 127, "
+    "{times}; a script that must not be restarted exits with 80",
 }
 _TIMES = "at most spec.maxRestarts times"
 _NO_LIMIT = f"{_TIMES}, which is {DEFAULT_RESTARTS} where a TFJob without backoffLimit has no limit"
@@ -53,8 +53,8 @@ def max_restarts(roles: Mapping[str, ReplicaSet], limit: Any, limit_path: Path, 
     for replicas in training:
         notes.note(
             (*replicas.path, "restartPolicy"),
-            "Never, a TFJob's default, becomes spec.maxRestarts 0: only lost nodes and preemption are made"
-            " good; raise it, so that training resumes from the last checkpoint after a failure",
+            "Never, a TFJob's default, becomes spec.maxRestarts 0: training restarts only after a lost node "
+            "or preemption; raise it to resume from the last checkpoint after a failure, too",
         )
     if limit is not None:
         notes.note(limit_path, "left out: with restartPolicy Never nothing is restarted")
@@ -69,7 +69,7 @@ def _limited(training: list[ReplicaSet], limit: Any, notes: Notes) -> Any:
             (*replicas.path, "restartPolicy"),
             words.format(times=times)
             if words
-            else "Never can't hold for one role: a failure of it restarts the training of all replicas, too",
+            else "Never isn't possible for one role: its failure also restarts the training of all replicas",
         )
     return DEFAULT_RESTARTS if limit is None else limit
 
@@ -85,9 +85,9 @@ def restart_settings(roles: Mapping[str, ReplicaSet], notes: Notes) -> dict[str,
     for path in without:
         notes.note(
             path,
-            "there is none, and an image's own can't be seen from here: spec.restartStrategy is Recreate, by"
-            " which a failure replaces all pods; to restart training in living pods write the image's command"
-            " here and leave restartStrategy out",
+            "missing, and the image's own command isn't known: spec.restartStrategy is Recreate, with which "
+            "a failure replaces all pods; to restart training in the running pods, write the image's "
+            "command here and remove restartStrategy",
         )
     return {"restartStrategy": "Recreate"} if without else {}
 
@@ -201,11 +201,11 @@ def _is_number(value: Any) -> bool:
 
 
 _NOTES = {
-    "minAvailable": "left out: all replicas are created at once, and wait for each other; a PodGroup "
-    "has all of them",
+    "minAvailable": "left out: all replicas are created at once and wait for each other; a PodGroup always "
+    "includes all of them",
     "minResources": "left out: a ResourceQuota of the namespace limits what jobs take",
     "queue": "left out: name the queue by label or annotation in the pod template",
-    "scheduleTimeoutSeconds": "left out: spec.startTimeoutSeconds is how long replicas may take to meet",
+    "scheduleTimeoutSeconds": "left out: spec.startTimeoutSeconds limits how long a replica waits for a node",
 }
 
 

@@ -117,8 +117,8 @@ def note_dynamic_workers(enabled: Any, notes: Notes) -> None:
     if enabled is True:
         notes.note(
             path,
-            "left out: TF_CONFIG always has the whole cluster; kubectl scale changes the number of workers,"
-            " and with restartStrategy InPlace spec.worker.minReplicas is how few may continue",
+            "left out: TF_CONFIG always has the whole cluster; kubectl scale changes the number of workers, "
+            "and with restartStrategy InPlace spec.worker.minReplicas is the fewest that may continue",
         )
     elif enabled not in (None, False):
         notes.refuse(path, f"must be true or false, got {shown(enabled)}")

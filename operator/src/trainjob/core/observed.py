@@ -398,8 +398,11 @@ class Observed:
         asked = self.parsed.spec.worker.replicas
         if self.limit is not None and self.limit[0] < asked:
             most, whose = self.limit
-            return f"{whose} admits {most} of {asked} workers; to ask for all, suspend and resume it"
-        batch = f"the global batch of {self.global_batch} can't be divided by them"
+            return (
+                f"{whose} admits {most} of {asked} workers; to request all of them, suspend and resume the "
+                "job"
+            )
+        batch = f"the global batch of {self.global_batch} isn't divisible by {asked}"
         return f"can't continue with {asked} workers: {batch}"
 
     def divides_batch(self, workers: int) -> bool:

@@ -98,14 +98,14 @@ class ScriptJob:
 
     command: Sequence[str] = ()
     args: Sequence[str] = ()
-    workers: int = _option("For a script: how many replicas train (1).", 1, minimum=1)
+    workers: int = _option("For a script: the number of workers (1).", 1, minimum=1)
     evaluator: bool | None = _option(
         "For a script: whether one more replica scores each checkpoint (default: on; off for Horovod)."
     )
     gpus: int = _option("For a script: GPUs of each worker (0).", 0, minimum=0)
-    cpu: str | None = _option("For a script: processors of each replica, such as 2.", metavar="QUANTITY")
+    cpu: str | None = _option("For a script: CPUs of each replica, such as 2.", metavar="QUANTITY")
     memory: str | None = _option("For a script: memory of each replica, such as 4Gi.", metavar="QUANTITY")
-    image: str | None = _option("For a script: the image for a cluster, any one with TensorFlow.")
+    image: str | None = _option("For a script: the image for a cluster, any image with TensorFlow.")
     output: Mapping[str, Any] | None = _option(
         "For a script: where results go: claim:NAME, size:10Gi or nfs:SERVER:/FOLDER.",
         metavar="OUTPUT",
@@ -119,13 +119,13 @@ class ScriptJob:
         read=parse_variables,
     )
     code: Sequence[Path] = _option(
-        "A file or folder that travels to the cluster, as a script does with the Python files beside it;"
-        " folders are on PYTHONPATH.",
+        "A file or folder to send to the cluster with the job, besides the script and the Python files "
+        "beside it; folders are on PYTHONPATH.",
         (),
         metavar="PATH",
         multiple=True,
     )
-    name: str = _option("The job's name for a script; of several TrainJobs in FILE, the one meant.", "")
+    name: str = _option("For a script: the job's name. For a FILE with several TrainJobs: which one.", "")
 
 
 _IMPORTS_HOROVOD = re.compile(r"^[ \t]*(import|from)[ \t]+horovod\b", re.MULTILINE)

@@ -166,8 +166,8 @@ def _waits_for_ended(attempt: Attempt, present: Mapping[str, Member], now: float
         return None
     call = str((present[waits].report or {})["meets"])[:20]
     message = (
-        f"waits in {call}() for {ended}, which has ended: every worker calls {call}() of a model "
-        "that they train; one by itself takes a model that it loads (keras.models.load_model)"
+        f"waits in {call}() for {ended}, which has ended: every worker must call {call}() of a model that "
+        "they train together; to call it in one worker only, load a copy (keras.models.load_model)"
     )
     return Trouble(present[waits], WAITS_FOR_ENDED, message)
 

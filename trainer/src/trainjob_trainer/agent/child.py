@@ -114,7 +114,7 @@ class ProcessRun:
             if not left:
                 return
             if time.monotonic() >= complain_at:
-                log(f"waiting for processes to end that SIGKILL does not end yet: {sorted(left)}")
+                log(f"waiting for processes that have not ended after SIGKILL: {sorted(left)}")
                 complain_at = time.monotonic() + 60
             await asyncio.sleep(_KILL_SECONDS)
 

@@ -167,7 +167,7 @@ class Leader:
         try:
             target = Target.from_json(first.get("order"))
         except MalformedMessage as error:
-            log(f"the controller's order makes no sense: {error}")
+            log(f"the controller's target is invalid: {error}")
         else:
             self._log_outdated(target)
             self.handle(target)
@@ -184,8 +184,8 @@ class Leader:
         self._refused = target.version
         newest = self.group.meeting.target
         log(
-            f"a controller's order isn't taken: it is of generation {target.generation} and lease"
-            f" {target.lease}, the newest of generation {newest.generation} and lease {newest.lease}"
+            f"a controller's target is rejected: it is of generation {target.generation} and lease "
+            f"{target.lease}, the newest of generation {newest.generation} and lease {newest.lease}"
         )
 
     def _update_idle(self) -> None:

@@ -115,7 +115,7 @@ class LeaderLink:
         try:
             self._channel.post(message)
         except WireError as error:
-            log(f"could not tell the leading agent of {message.get('type')}: {error}")
+            log(f"could not send {message.get('type')} to the leading agent: {error}")
 
     async def run(self) -> None:
         """Connect and reconnect; never return."""
@@ -155,22 +155,22 @@ class LeaderLink:
         try:
             self._agent.handle(message)
         except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"its order makes no sense: {error!r}") from error
+            raise WireError(f"its target is invalid: {error!r}") from error
 
     def _welcome(self, message: Mapping[str, Any]) -> float:
         """Return the longest silence of the leading agent in seconds; raise WireError if it refuses."""
         if message.get("type") == "end":
             self._handle(message)
-            raise WireError("it sends this replica's agent away")
+            raise WireError("it rejects this replica's agent")
         incarnation, policy = message.get("incarnation"), message.get("policy")
         if (
             message.get("type") != "welcome"
             or not isinstance(incarnation, int)
             or not isinstance(policy, dict)
         ):
-            raise WireError("whoever answers speaks another protocol")
+            raise WireError("the peer speaks another protocol")
         if incarnation < self._newest:
-            raise WireError("whoever answers has been replaced")
+            raise WireError("the peer has been replaced")
         self._newest = incarnation
         self._lost_at = None
         self._wait = SHORTEST_WAIT

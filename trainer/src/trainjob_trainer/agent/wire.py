@@ -77,7 +77,7 @@ class Channel:
             raise WireError(f"a message can't be written: {error}") from error
         transport = self._writer.transport
         if transport.get_write_buffer_size() > _LARGEST_BACKLOG:
-            raise WireError("the peer takes nothing")
+            raise WireError("the peer accepts no data")
         if not transport.is_closing():
             self._writer.write(frame)
 
@@ -95,7 +95,7 @@ class Channel:
             return await _read_exactly(self._reader, count)
         except WireError:
             if silence.is_over:
-                raise WireError("nothing was heard for too long") from None
+                raise WireError("no message for too long") from None
             raise
         finally:
             silence.timer.cancel()
@@ -150,7 +150,7 @@ async def _connect(host: str, port: int, token: str) -> Channel:
         nonce = os.urandom(NONCE_BYTES)
         writer.write(nonce)  # first: a service mesh may hold back a server that speaks before its client
         if await _read_exactly(reader, len(GREETING)) != GREETING:
-            raise WireError("the server there is no agent")
+            raise WireError("the server there isn't an agent")
         theirs = await _read_exactly(reader, NONCE_BYTES)
     except BaseException:
         writer.transport.abort()
@@ -236,7 +236,7 @@ class Listener:
         try:
             return await asyncio.wait_for(self._authenticate(reader, writer), HANDSHAKE_SECONDS)
         except (WireError, OSError, asyncio.TimeoutError) as error:
-            why = str(error) or "it says nothing"
+            why = str(error) or "it sends nothing"
             self._trouble.log(f"refused a connection from {_peer(writer)}: {why}")
             return None
         finally:

@@ -81,8 +81,8 @@ def run_the_next_sitecustomize() -> None:
 
 for step, without in (
     (show_stacks, "no stacks of threads"),
-    (watch_imports, "the script runs without help"),
-    (note_the_end, "the end of training won't be noted"),
+    (watch_imports, "the script runs without the trainer's help"),
+    (note_the_end, "the end of training won't be recorded"),
     (run_the_next_sitecustomize, "another sitecustomize failed"),
 ):
     try:

@@ -158,7 +158,10 @@ class _Loader:
             else:
                 _prepare(module)
         except Exception as error:
-            print(f"trainjob: the script runs without help: {type(error).__name__}: {error}", file=sys.stderr)
+            print(
+                f"trainjob: the script runs without the trainer's help: {type(error).__name__}: {error}",
+                file=sys.stderr,
+            )
 
 
 class _LazyLoader(_Loader):
@@ -266,8 +269,8 @@ def _no_cluster() -> dict[str, Any]:
     sys.modules[RESOLVER]._load_tf_config = dict  # type: ignore[attr-defined]
     starter = os.environ["TRAINJOB_PID"]
     print(
-        f"trainjob: process {os.getpid()} was started by the training process, {starter}: it is no part of "
-        "the job, and its strategy is of this process alone",
+        f"trainjob: process {os.getpid()} was started by the training process, {starter}: it is not part of "
+        "the job, and its strategy is for this process alone",
         file=sys.stderr,
     )
     return {}

@@ -467,7 +467,7 @@ class Fence:
     def _taken_by(self, owner: Owner) -> OutputTaken:
         return OutputTaken(
             f"{owner} writes {self._directory}, and {self._owner.job or 'this job'} leaves it alone: two "
-            "jobs that run at the same time need names or output folders of their own. To continue there, "
+            "jobs that run at the same time need different names or output folders. To continue there, "
             "create this job again once the other one has ended"
         )
 

@@ -279,7 +279,7 @@ def explain_read_error(error: Exception, path: Path) -> Exception:
         return StorageUnavailable(f"cannot read {path}: {_reason(error)}")
     return CheckpointUnavailable(
         f"cannot read {path}: {_reason(error)}. Nothing has been changed there, and the next start tries "
-        "again; if it goes on, look at the output's volume and how it is mounted"
+        "again; if it persists, check the output's volume and how it is mounted"
     )
 
 

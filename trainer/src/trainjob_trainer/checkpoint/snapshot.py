@@ -159,7 +159,7 @@ def read_manifest(folder: Path, files: Files) -> dict[str, Any]:
         if manifest["format"] > FORMAT:
             raise CheckpointUnavailable(
                 f"{folder} has been written by a later version of the trainer (format {manifest['format']}, "
-                f"this one knows {FORMAT}): go on with that version, or with a new folder"
+                f"this one knows {FORMAT}): continue with that version, or use a new folder"
             )
         if manifest["files"] != _measured(folder, files):
             raise CheckpointUnreadable(f"{folder}: its files are cut off or damaged")

@@ -218,9 +218,7 @@ class CheckpointStore:
                     return self._newest_whole(step, listed[step])
                 except CheckpointUnreadable as error:
                     if self._is_any_there(listed[step]):
-                        warnings.warn(
-                            f"damaged checkpoint passed over: {error}", RuntimeWarning, stacklevel=2
-                        )
+                        warnings.warn(f"damaged checkpoint skipped: {error}", RuntimeWarning, stacklevel=2)
                     elif listed != seen:
                         break  # dropped or saved again meanwhile: a new listing shows what replaced it
             else:
@@ -310,8 +308,8 @@ class CheckpointStore:
             return None
         except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointUnreadable(
-                f"{path} is damaged ({error}): it would say what was trained here, and whether that has "
-                "finished. Look at the checkpoints beside it; once it is deleted training goes on from the "
+                f"{path} is damaged ({error}): it records what was trained here, and whether that has "
+                "finished. Check the checkpoints beside it; if you delete it, training continues from the "
                 "newest one"
             ) from error
 
@@ -354,8 +352,8 @@ class CheckpointStore:
             return self._is_any_there(names)
         self._publisher.check()
         raise StorageUnavailable(
-            f"{late.path} wasn't there when the step to go on from was chosen: another process writes here, "
-            "or the file system shows changes late. Nothing has been changed; the next start takes it"
+            f"{late.path} didn't exist when training chose the step to continue from: another process writes "
+            "here, or the file system shows changes late. Nothing has been changed; the next start uses it"
         )
 
     def _rename_damaged(self, name: str) -> None:
@@ -377,8 +375,8 @@ class CheckpointStore:
             self._publisher.check()
             raise OutputUnwritable(
                 f"{self.directory} holds checkpoints that this process has not written (of step {others}; it "
-                f"has come from {start} to {step}): another process writes there, and this one leaves it "
-                "alone. Two jobs that run at the same time need names or output folders of their own"
+                f"has trained from step {start} to {step}): another process writes there, so this one stops "
+                "writing. Two jobs that run at the same time need different names or output folders"
             )
 
     def _drop_old(self, newest: int, name: str, spared: Collection[int]) -> None:

@@ -69,13 +69,15 @@ EXITS: dict[int, ExitMeaning] = {
         "Fenced", "found a newer start of this job writing its output", counted=False
     ),
     ExitCode.NOT_FINITE: ExitMeaning(
-        "NotFinite", "came to a loss or gradients that are NaN or infinite", permanent=True
+        "NotFinite", "got a loss or gradients that are NaN or infinite", permanent=True
     ),
-    ExitCode.WEIGHTS_DIVERGED: ExitMeaning("WeightsDiverged", "found its weights apart from the others'"),
+    ExitCode.WEIGHTS_DIVERGED: ExitMeaning(
+        "WeightsDiverged", "found that its weights differ from the others'"
+    ),
     ExitCode.STORAGE_UNAVAILABLE: ExitMeaning(
         "StorageUnavailable", "can't reach its files or data", counted=False
     ),
-    ExitCode.NCCL_FAILED: ExitMeaning("NcclFailed", "got an error of NCCL's own"),
+    ExitCode.NCCL_FAILED: ExitMeaning("NcclFailed", "got an error from NCCL"),
     ExitCode.OUTPUT_TAKEN: ExitMeaning("OutputTaken", "found another job writing its output", permanent=True),
 }
 

@@ -45,8 +45,8 @@ def find_link(folders: Iterable[str | Path]) -> str:
     if link is None:
         return ""
     return (
-        f"{link} is a link, and nothing below an output is followed to elsewhere: remove it, or put what it"
-        " names there"
+        f"{link} is a link, and links in an output are not followed: remove it, or replace it with what it "
+        "points to"
     )
 
 

@@ -128,7 +128,7 @@ class WeightsWatch:
         sentence = describe(apart, self._task.trainees, names, step)
         if self._task.rank in apart.ranks:
             raise WeightsDiverged(sentence, [self._task.trainees[rank] for rank in apart.ranks])
-        raise PeerLost(f"{self._task.replica} can't go on with the others: {sentence}")
+        raise PeerLost(f"{self._task.replica} can't continue with the others: {sentence}")
 
     def _agreed(self) -> bool:
         strategy, task = self._strategy, self._task

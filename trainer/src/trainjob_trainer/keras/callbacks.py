@@ -77,14 +77,15 @@ class AtEnd(Scoring):
         if epoch != theirs:
             raise InvalidConfiguration(
                 f"{self.session.task.replica} begins after {epoch} epochs, the first worker after {theirs}: "
-                "a callback has restored another state here; have it use a folder that all workers share, as "
-                "$TRAINJOB_OUTPUT_DIR is"
+                "a callback has restored another state here; have it use a folder that all workers share, "
+                "such as $TRAINJOB_OUTPUT_DIR"
             )
         lost = put_back(self.users, self.call.remembered, self.call.resumed_groups)
         if lost and self.session.is_writer:
             notice(
-                f"callbacks begin again without what they had at the checkpoint: {', '.join(lost)}. Only the "
-                "state of Keras's own is kept: write yours to a file, and read it in on_train_begin"
+                "these callbacks start without the state that they had at the checkpoint: "
+                f"{', '.join(lost)}. Only the state of Keras's own callbacks is saved: write that of yours "
+                "to a file, and read it in on_train_begin"
             )
         if self.call.midway[1]:
             self._held = read(checkpoint_groups(self.model))
@@ -132,7 +133,7 @@ class AtEnd(Scoring):
         if self._has_rate_zero:
             notice(
                 f"the learning rate is 0 after {done} steps, by {type(schedule).__name__}: the {steps_left} "
-                "steps that are left change no weight. Give the schedule as many steps as the training has"
+                "remaining steps change no weight. Give the schedule as many steps as the training has"
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -254,7 +254,7 @@ BY_PAIRS = "yield step, iterator" in inspect.getsource(TFEpochIterator._enumerat
 EVALUATION_BATCHES = 32
 """Batches per call of an evaluation if no callback looks at them."""
 _SAYS_EPOCH = (
-    "; TRAIN_RESUME_DATA=epoch reads those of the epoch under way alone, whose rows are others then than "
+    "; TRAIN_RESUME_DATA=epoch reads only those of the current epoch, whose rows then differ from a run "
     "without the restart"
 )
 
@@ -669,8 +669,8 @@ def _begin_anew(stages: list[Reshuffle], passes: int) -> None:
     pass_over([Reshuffle(one.stage, 1, at_once=True) for one in stages], passes)
     if current_session().is_writer:
         notice(
-            "TRAIN_RESUME_DATA=epoch: the training data begins again with the epoch under way, so the rows "
-            "from here on are others than without the restart"
+            "TRAIN_RESUME_DATA=epoch: the training data begins again with the current epoch, so the rows "
+            "from here on differ from a run without the restart"
         )
 
 

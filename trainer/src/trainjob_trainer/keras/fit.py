@@ -197,7 +197,7 @@ def leave_model(session: Session) -> None:
     try:
         session.trainings.root.publish(folder, fill)
     except TrainerError as error:
-        notice(f"the model isn't left as a file: {error}")
+        notice(f"the model isn't saved as a file: {error}")
         return
     if written:
         announce(f"the model is in {folder}: {' and '.join(written)}")

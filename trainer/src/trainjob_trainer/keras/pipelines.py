@@ -250,7 +250,7 @@ class Rereading:
                 self._is_told = True
                 left = seconds / self._done * max(self._total - self._done, 0)
                 self._tell(
-                    f"reading the {self._total:,} batches again that were trained before the restart: "
+                    f"rereading the {self._total:,} batches that were trained before the restart: "
                     f"{self._done:,} took {seconds:.1f} s, the others take about {left:.0f} s{self._advice}"
                 )
         self._progress.update(state=before, reread_batches=None)

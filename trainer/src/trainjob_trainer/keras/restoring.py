@@ -66,7 +66,7 @@ def restore(
         return  # it trains alone, and what is saved is another process's
     number, step, chosen, before = broadcast(strategy, session.task, [number, step, plan, before])
     plan = ResumePlan(chosen)
-    asked = f"this fit asks for {call.epochs} epochs: ask for more epochs of the same fit"
+    asked = f"this fit requests only {call.epochs} epochs: request more epochs of the same fit"
     over = session.environment.how_to_start_over
     refuse_finished(plan, session.trainings.root, asked, over, session.progress)
     call.plan, session.step = plan, max(session.step, before)
@@ -204,7 +204,7 @@ def _end_of(
 def _check_built(model: Any, store: CheckpointStore) -> None:
     if not (model.built if has_call(model) else all(one.built for one in model.layers)):
         raise InvalidConfiguration(
-            f"{store.directory} holds a training to go on with, but the model has no variables yet: build it "
+            f"{store.directory} holds a training to continue, but the model has no variables yet: build it "
             "before fit(), with a keras.Input as its first layer or by calling it on a batch"
         )
 

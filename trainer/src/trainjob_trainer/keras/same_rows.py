@@ -157,8 +157,8 @@ class SameRows:
         if names and augments_at_random(self._dataset):
             if self._task.is_writer:
                 _notice_once(
-                    "a random map changes every component of the training data, on each worker in another "
-                    "way: that all workers read the same rows can't be checked"
+                    "a random map changes every component of the training data, differently on each worker: "
+                    "it can't be checked that all workers read the same rows"
                 )
         elif names:
             raise InvalidConfiguration(describe(self._task.trainees[0], names))

@@ -59,20 +59,21 @@ def without_share(data: Any) -> Any:
 
 _LINES = {
     "averaged": (
-        "gradients are averaged over the {replicas} replicas, by their rows: {names} trains as in one "
-        f"process if it is a mean over rows, not if it is a sum or compares rows; {VARIABLE}={_SUM} sums them"
+        "gradients are averaged over the {replicas} replicas, weighted by their rows: training is as in "
+        "one process if {names} is a mean over rows, but not if it is a sum or compares rows; "
+        f"{VARIABLE}={_SUM} sums the gradients"
     ),
     "summed": (
         "{names}: gradients are summed over the {replicas} replicas, as TensorFlow does; "
         f"{VARIABLE}={_AVERAGE} averages them"
     ),
     "metric": (
-        "{names}: each of {replicas} replicas computes one number of its rows, and their mean is shown; that "
-        "of the whole batch may differ"
+        "{names}: each of {replicas} replicas computes a value of its own rows, and the mean of these "
+        "values is shown; the value of the whole batch may differ"
     ),
     "state": (
-        "{names}: variables are set, not added to, and those of {replicas} replicas are summed, which is "
-        "right for sums only; an evaluator has the numbers of one process"
+        "{names}: its variables are assigned, not added to; those of {replicas} replicas are summed, "
+        "which is right only for sums; an evaluator computes the values of one process"
     ),
     "apart": (
         "{names} counts by its rows, not by its mask's entries or its weights: {replicas} replicas can't "

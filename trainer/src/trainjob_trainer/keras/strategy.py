@@ -203,8 +203,9 @@ def meet(session: Session, model: Any, name: str) -> None:
         if _MET[number] != name:
             other = f"{task.trainees[rank]} in {_MET[number]}()"
             raise InvalidConfiguration(
-                f"{task.replica} is in {name}(), and {other}: every worker makes the same calls with a model "
-                "that they train; one by itself takes a model that it loads (keras.models.load_model)"
+                f"{task.replica} is in {name}(), and {other}: every worker must make the same calls on a "
+                "model that they train together; to call it in one worker only, load a copy "
+                "(keras.models.load_model)"
             )
 
 

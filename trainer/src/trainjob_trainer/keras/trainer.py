@@ -350,9 +350,9 @@ def _compiles_in_parts(strategy: Any) -> bool:
 _ENDLESS = "contain an infinite number of elements"
 _CAUSES = {
     _ENDLESS: (
-        "the data ended within an epoch of steps_per_epoch batches, and several workers can't go on from "
-        "there: pass as many steps as there are batches for all epochs, repeat() a tf.data.Dataset, or leave "
-        "steps_per_epoch out; then the workers find its end together"
+        "the data ended within an epoch of steps_per_epoch batches, and several workers can't continue from "
+        "there: pass as many steps as there are batches for all epochs, repeat() a tf.data.Dataset, or "
+        "leave steps_per_epoch out; then the workers find its end together"
     ),
     UNEQUAL_ROWS: (
         "the components of a batch have different numbers of rows, so it isn't known which rows belong to "

@@ -99,8 +99,8 @@ def _say_if_it_goes(session: Session, path: str, root: str = "/") -> None:
         if folder.stat().st_dev == Path(root).stat().st_dev or code in folder.parents:
             _said.append(path)
             announce(
-                f"{path} is the pod's own and goes with it: save in $TRAINJOB_OUTPUT_DIR, {output}, what is "
-                "to stay"
+                f"{path} is in the pod and is deleted with it: save what has to stay in $TRAINJOB_OUTPUT_DIR "
+                f"({output})"
             )
 
 
@@ -257,7 +257,7 @@ class Saves:
         if self._is_writers(_whole(path), line, count):
             return
         if self._read_to and self._file is not None and not self._file.exists():
-            raise Fenced(f"{path} is left alone: a newer start of this job has taken over")
+            raise Fenced(f"{path} is not written: a newer start of this job has taken over")
         self.own.add(_whole(path))
         Path(_whole(path)).parent.mkdir(parents=True, exist_ok=True)
         for one in folder.iterdir():

@@ -76,8 +76,8 @@ COMMAND = Rule(
     at="spec",
     cel="self.restartStrategy == 'Recreate' || self.template.spec.containers.all(c,"
     f" c.name != '{TRAINER_CONTAINER}' || has(c.command) && size(c.command) > 0)",
-    message="the container that trains needs a command, which the agent starts (an image's own can't be seen"
-    " from here); or set spec.restartStrategy: Recreate",
+    message="the container that trains needs a command, which the agent starts (the image's own command "
+    "isn't known); or set spec.restartStrategy: Recreate",
     field_path=".template.spec.containers",
 )
 MOUNT = Rule(

@@ -128,10 +128,10 @@ class LiveJob:
 
 
 _SAMPLED = (
-    "The curves of a job in a cluster are what its status has said since `trainjob ui` was started; "
-    "TensorBoard has all of them."
+    "The curves of a job in a cluster have only the points that its status has had since `trainjob ui` was "
+    "started; TensorBoard has all points."
 )
-_THINNED = "The curves of a job in a cluster have some 200 points in all; TensorBoard has all of them."
+_THINNED = "The curves of a job in a cluster have some 200 points in all; TensorBoard has all points."
 
 
 def _replica(row: ReplicaRow) -> Json:

@@ -224,7 +224,7 @@ class _Stream:
                     left_out += 1
                     sent[0] = (
                         "",
-                        f"{left_out:,} lines are left out: they came faster than this page reads",
+                        f"{left_out:,} lines are left out: they came faster than this page can read",
                         False,
                     )
                 waiting.clear()

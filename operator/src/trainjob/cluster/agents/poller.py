@@ -189,7 +189,7 @@ class AgentPolling:
     on_call: Callable[[Outcome, float], None] = lambda _outcome, _seconds: None
     sync: Sync = sync
     intervals: AgentIntervals = field(default_factory=AgentIntervals)
-    refusal: str = "%(key)s: the agent at %(host)s can't be spoken to: %(error)s"
+    refusal: str = "%(key)s: the agent at %(host)s can't be polled: %(error)s"
 
 
 @dataclass
@@ -410,7 +410,7 @@ class AgentPoller:
             try:
                 await self._poll(key, watched)
             except Exception:  # noqa: BLE001 - one job's agents must not stop the others
-                _log.exception("%s: its agents could not be asked", key)
+                _log.exception("%s: polling its agents failed", key)
         if self._watched.get(key) is watched:
             del self._watched[key]  # the job is gone
 

@@ -68,15 +68,15 @@ async def sync(
                 # Not `close`: it waits until the peer has read everything, and the peer may read nothing.
                 writer.transport.abort()
     except TimeoutError as error:
-        raise AgentUnreachable(f"the agent at {where} has not answered within {timeout:g} s") from error
+        raise AgentUnreachable(f"the agent at {where} has not responded within {timeout:g} s") from error
     except OSError as error:
         raise AgentUnreachable(f"the agent at {where} can't be reached: {error.strerror or error}") from error
     except _Closed as error:
         raise AgentUnreachable(f"the agent at {where} has closed the connection") from error
     except InvalidFrame as error:
-        raise AgentRefused(f"the server at {where} is no agent of this job: {error}") from error
+        raise AgentRefused(f"the server at {where} isn't an agent of this job: {error}") from error
     except FrameTooLarge as error:
-        raise AgentRefused(f"the agent at {where} would not take the order: {error}") from error
+        raise AgentRefused(f"the message to the agent at {where} is too large: {error}") from error
 
 
 class _Closed(Exception):

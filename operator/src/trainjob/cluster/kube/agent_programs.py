@@ -105,7 +105,9 @@ class AgentPrograms:
             if all(found.get(key) == manifest.get(key) for key in _CONTENT):
                 self._note(full_name, found)
                 return True
-            _log.warning("ConfigMap %s/%s isn't what its name says: replacing it", *full_name)
+            _log.warning(
+                "ConfigMap %s/%s doesn't have the content that its name stands for: replacing it", *full_name
+            )
             await self._api.delete(CONFIG_MAPS, *full_name, uid=uid)
         except (NotFound, Conflict):
             pass  # it was just deleted or replaced
@@ -127,9 +129,9 @@ class AgentPrograms:
             try:
                 unneeded = await self.sweep(bundle, unneeded)
             except ClusterError as error:
-                _log.info("agents' programs: %s; looking again in %.0f s", error, seconds)
+                _log.info("agents' programs: %s; trying again in %.0f s", error, seconds)
             except Exception:  # noqa: BLE001 - an object that can't be read must not end the controller
-                _log.exception("agents' programs: the look at them failed; looking again in %.0f s", seconds)
+                _log.exception("agents' programs: the check failed; trying again in %.0f s", seconds)
 
     async def sweep(self, bundle: Bundle, before: Unneeded) -> Unneeded:
         """Delete what the previous sweep found unneeded and still is; return what is unneeded now.

@@ -278,7 +278,7 @@ class LocalCluster:
         if self._closing:
             raise Unavailable("the run is ending")
         if manifest["kind"] not in _KINDS:
-            raise Refused("Invalid", f"{manifest['kind']} can't be had on this machine")
+            raise Refused("Invalid", f"{manifest['kind']} isn't supported on this machine")
         self._store.check_name(manifest)
         launch = None
         try:

@@ -152,7 +152,7 @@ def build_launch(
     if working_folder and machine.is_folder(machine.job_folder / local(working_folder)):
         cwd = machine.job_folder / local(working_folder)
     elif working_folder:
-        notes.append(f"workingDir {working_folder} is not here: commands start in {cwd}")
+        notes.append(f"workingDir {working_folder} doesn't exist on this machine: commands start in {cwd}")
     command = [*(container.get("command") or ()), *(container.get("args") or ())]
     output = _local_folder(written.get("TRAINJOB_OUTPUT_DIR"))
     checkpoints = _local_folder(written.get("TRAINJOB_CHECKPOINT_DIR"))
@@ -211,7 +211,8 @@ def _trainer_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
         refused.append(f"there is no container {TRAINER_CONTAINER!r} to run")
     elif not trainer.get("command"):
         refused.append(
-            f"container {TRAINER_CONTAINER!r} has no command: here the image's own is not known, so write one"
+            f"container {TRAINER_CONTAINER!r} has no command, and the image's own isn't known on this "
+            "machine: write one"
         )
     if trainer is None or refused:
         raise CannotRunHere(refused)
@@ -247,7 +248,9 @@ def _resolve_variables(
             what = f"{kind} {reference.get('fieldPath') or reference.get('resource') or ''}".strip()
             if kind in _KEPT_BY_CLUSTER:
                 what = f"{_KEPT_BY_CLUSTER[kind]} {reference.get('name')} (key {reference.get('key')})"
-            refused.append(f"env {name} comes from {what}, which is not here: export {name}=... first")
+            refused.append(
+                f"env {name} comes from {what}, which this machine doesn't have: export {name}=... first"
+            )
     return written, given
 
 
@@ -302,11 +305,11 @@ def _notes(
         yield f"image {container['image']} is not used: replicas run in the Python environment of trainjob"
     gpus, here = count_gpus(pod), len(machine.gpus)
     if gpus and not here:
-        yield "GPUs are asked for and none is here: training on the CPU"
+        yield "the job requests GPUs and this machine has none: training on the CPU"
     elif gpus and not machine.gpus_of.get(hostname_of(pod)):
-        yield f"more GPUs are asked for than the {here} here: training on the CPU"
+        yield f"the job requests more GPUs than the {here} of this machine: training on the CPU"
     elif here and not gpus and not any(machine.gpus_of.values()):
-        yield f"GPUs here are not used ({here}): the job asks for none (limits: nvidia.com/gpu)"
+        yield f"GPUs here are not used ({here}): the job requests none (limits: nvidia.com/gpu)"
     for name in dict.fromkeys(mount["name"] for mount in container.get("volumeMounts") or ()):
         if note := volumes[name].note:
             yield note
@@ -314,4 +317,7 @@ def _notes(
         for key, kind in (("secretRef", "Secret"), ("configMapRef", "ConfigMap")):
             if key in source:
                 name = (source[key] or {}).get("name")
-                yield f"envFrom: {kind} {name} is not here: export its variables before the start if needed"
+                yield (
+                    f"envFrom: {kind} {name} doesn't exist on this machine: export its variables before the "
+                    "start if needed"
+                )

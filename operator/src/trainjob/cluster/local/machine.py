@@ -273,7 +273,8 @@ def resolve_volumes(
             folders[name] = VolumeFolder(private / "volumes" / name, f"volume {name} ({kind}) is empty here")
         else:
             refused.append(
-                f"volume {name} ({kind}) is kept by a cluster: name a folder with --volume {name}=FOLDER"
+                f"volume {name} ({kind}) exists only in a cluster: give a folder for it with --volume "
+                f"{name}=FOLDER"
             )
     return folders
 

@@ -76,8 +76,8 @@ class OutputLock:
             os.close(self.fd)
             who = f"process {holder}" if holder else "another process"
             message = (
-                f"another `trainjob run` ({who}) trains into {folder}: wait for it or end it, "
-                "or start apart from it with another --folder"
+                f"another `trainjob run` ({who}) trains into {folder}: wait for it, end it, or use another "
+                "--folder"
             )
             raise CannotRunHere([message]) from error
         except OSError:

@@ -232,8 +232,8 @@ class LocalPod:
         port = ports.agent
         if self.launch.has_agent and not can_listen(port):
             message = (
-                f"port {port} of this machine, chosen for an agent, is in use by another program by now "
-                f"(`ss -ltnp sport = :{port}` names it): start again, and others are chosen"
+                f"port {port} of this machine, chosen for an agent, has been taken by another program (`ss "
+                f"-ltnp sport = :{port}` names it): start again to choose other ports"
             )
             raise _NotStarted(ExitCode.PORT_IN_USE, message)
 

@@ -203,14 +203,14 @@ class ReplicaLog:
     def _open_next(self) -> None:
         before, number = self.path, self._number + 1
         path = self._first.with_suffix(f".{number}{self._first.suffix}")
-        self._append([f"--- this log goes on in {path.name} ---"])
+        self._append([f"--- this log continues in {path.name} ---"])
         self._end_file()
         self._open(number, path)
         left_out = ""
         if number > 3:
             size = (number - 3) * self._largest / (1 << 20)
             left_out = f"; {size:g} MiB between {self._first.name} and {before.name} are left out"
-        self._append([f"--- this log goes on from {before.name}{left_out} ---"])
+        self._append([f"--- this log continues from {before.name}{left_out} ---"])
         for old in list(log_files_of(self._first).values())[1:-2]:
             old.unlink(missing_ok=True)
 

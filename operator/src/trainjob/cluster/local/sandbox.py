@@ -177,14 +177,14 @@ class Sandbox:
         """
         name, data = secret["metadata"]["name"], secret.get("data") or {}
         if set(data) != {TOKEN}:
-            raise CannotRunHere([f"Secret {name} can't be had on this machine"])
+            raise CannotRunHere([f"Secret {name} isn't supported on this machine"])
         folder = self._machine.bundles / name
         try:
             self.token = base64.b64decode(data[TOKEN], validate=True).decode()
             shutil.rmtree(folder, ignore_errors=True)
             lay_out(folder, self.token)
         except (OSError, ValueError) as error:
-            raise CannotRunHere([f"can't lay out the agent: {error}"]) from error
+            raise CannotRunHere([f"can't write the agent's files: {error}"]) from error
 
     def private_folder(self, pod: Manifest) -> Path:
         """Return the pod's own folder, which `LocalPod` creates."""
@@ -233,7 +233,8 @@ class Sandbox:
         ports = sorted({ports.tensorflow for ports in self._book.ports.values()})
         shown = f"{ports[0]} to {ports[-1]}"
         return (
-            f"TensorFlow's ports, {shown}, let whoever reaches this machine read and write files ({why})",
+            f"TensorFlow's ports, {shown}, let anyone who can reach this machine read and write files "
+            f"({why})",
         )
 
     def _share_gpus(self, pods: Iterable[Manifest]) -> None:
@@ -245,7 +246,9 @@ class Sandbox:
         elif any(held.values()):  # else training has started without GPUs: processes can't be given any
             if not shares:
                 present = len(self._machine.gpus)
-                raise CannotRunHere([f"{sum(requested.values())} GPUs are asked for, and {present} are here"])
+                raise CannotRunHere(
+                    [f"the job requests {sum(requested.values())} GPUs, and this machine has {present}"]
+                )
             self._machine = replace(self._machine, gpus_of={**held, **shares})
 
 

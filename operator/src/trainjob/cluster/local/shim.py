@@ -73,7 +73,7 @@ class Shim:
         while self._reap():
             if time.monotonic() > until:
                 left = sorted(descendants(os.getpid()))
-                os.write(2, f"trainjob: could not end {left}: see to it\n".encode())
+                os.write(2, f"trainjob: could not end {left}: end it yourself\n".encode())
                 break
             select.select([self._wake], [], [], _POLL_SECONDS)
             with contextlib.suppress(BlockingIOError):

@@ -110,8 +110,8 @@ class Kueue(Integration):
     NAME = "kueue"
     HELP = "Use Kueue for jobs that name a queue; without it such jobs wait."
     MISSING = (
-        f"Kueue's API isn't served in {' or '.join(_VERSIONS)}: jobs that name a queue wait until a restart"
-        " finds it"
+        f"Kueue's API isn't served in {' or '.join(_VERSIONS)}: jobs that name a queue wait. After "
+        "installing it, restart the controller"
     )
     KINDS = (
         Kind(

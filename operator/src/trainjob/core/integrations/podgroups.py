@@ -141,8 +141,11 @@ class PodGroups(Integration):
     """PodGroups of coscheduling and of Volcano."""
 
     NAME = "gangs"
-    HELP = "Give jobs PodGroups, where the scheduler that they name places such groups as a whole."
-    MISSING = "no PodGroup is served: replicas are placed one by one until a restart finds it"
+    HELP = "Create PodGroups for jobs whose scheduler supports them: all pods are then placed together."
+    MISSING = (
+        "the cluster serves no PodGroup API: replicas are scheduled one by one. After installing it, "
+        "restart the controller"
+    )
     KINDS = (_kind(COSCHEDULING), _kind(VOLCANO))
     KEPT_METADATA = (GROUP_NAME_LABEL, GROUP_NAME_ANNOTATION)
 

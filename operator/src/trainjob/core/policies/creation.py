@@ -151,7 +151,10 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
     }
     for kind, found in observed.related.items():
         if needed.get(kind) and not found.ours:
-            message = f"{kind} {found.name} exists and isn't this job's; rename the job, or delete it"
+            message = (
+                f"{kind} {found.name} exists and doesn't belong to this job; rename the job, or delete that "
+                "object"
+            )
             return _held_up(observed, f"{kind}Conflict", message, now)
     if observed.pods_of_others and not observed.training_pods:
         # They may answer at the addresses of this job, and may still write into its output.
@@ -177,7 +180,7 @@ def _leaving(observed: Observed, pods: list[Pod], now: datetime) -> Plan:
     overdue = [p for p in pods if time_to_end(p, now) <= timedelta(0)]
     if overdue:
         last = min(overdue, key=lambda p: (p.due_at, p.replica))
-        return _overdue(observed, last, f"{last.replica.title} of the attempt before", now)
+        return _overdue(observed, last, f"{last.replica.title} of the previous attempt", now)
     due = min(time_to_end(p, now) for p in pods)
     left = time_left(since, SLOW_TO_END, now)
     if left > timedelta(0):
@@ -191,10 +194,9 @@ def _overdue(observed: Observed, pod: Pod, whose: str, now: datetime) -> Plan:
     """Wait for the end of a pod whose node doesn't report it; a pod event (end or deletion) ends the wait."""
     name, place = pod.name, f" on node {pod.node}" if pod.node else ""
     message = (
-        f"waiting for {whose}: pod {name}{place} hasn't ended in its grace period and may still write into"
-        " the output; bring the node back, or if it is certainly off,"
-        f" `kubectl delete pod {name} -n {observed.meta.namespace} --force`, or taint it with"
-        " node.kubernetes.io/out-of-service"
+        f"waiting for {whose}: pod {name}{place} hasn't ended within its grace period and may still write to "
+        f"the output; bring the node back, or, if it is certainly off, run `kubectl delete pod {name} -n "
+        f"{observed.meta.namespace} --force` or taint the node with node.kubernetes.io/out-of-service"
     )
     held = find_condition(observed.status, RUNNING)
     is_known = held is not None and (held.reason, held.message) == (POD_OVERDUE, message)
@@ -248,7 +250,9 @@ def _restoration_events(actions: Iterable[Action]) -> Iterable[Event]:
         if isinstance(action, Replace):
             what = f"{action.manifest['kind']} {action.manifest['metadata']['name']}"
             yield Event(
-                "Warning", "PutRight", f"{what} was changed; it is restored once, a later change stays"
+                "Warning",
+                "PutRight",
+                f"{what} was changed; it is restored once, and a further change is kept",
             )
 
 
@@ -324,7 +328,9 @@ def _waiting(observed: Observed, now: datetime) -> Plan:
         started = max((p.started_at for p in observed.training_pods if p.started_at), default=now)
         if (left := time_left(started, SLOW_START, now)) > timedelta(0):
             return Plan(observed.status, requeue=left)
-        message = f"{', '.join(away)}: not joined the others, though all pods have run since {utc(started)}"
+        message = (
+            f"{', '.join(away)}: not joined yet, although all pods have been running since {utc(started)}"
+        )
         return Plan(transitions.wait(observed, "SlowStart", quoted(message), now))
     held, again = (find_condition(observed.status, kind) for kind in (RUNNING, RESTARTING))
     if held is not None and held.reason == "Starting":

@@ -116,7 +116,7 @@ def _what_next(observed: Observed, failure: Failure) -> str:
     spent, allowed = restarts_of(observed).counted, observed.effective_job.spec.max_restarts
     count = _count(spent + 1, allowed) if failure.cause.counted else _NOT_COUNTED
     if trains_without(observed, failure.replica):
-        return f"the others train on until it is back ({count})"
+        return f"the others continue training until it is back ({count})"
     saves = observed.in_place and failure.pod is not None and failure.pod.deleted
     start = "" if saves and checkpoint_step(observed) is None else origin(observed)  # it saves before it ends
     return f"restarting{start} ({count})"

@@ -47,7 +47,10 @@ def finished(observed: Observed, now: datetime) -> Plan | None:
 
 INVALID_REASON = "InvalidSpec"
 
-_LEFT_ALONE = "its pods keep running unmanaged: correct that, delete the job and create it again"
+_LEFT_ALONE = (
+    "its pods keep running, but the controller no longer manages them: correct the spec, delete the job and "
+    "create it again"
+)
 
 
 def invalid(observed: Observed, now: datetime) -> Plan | None:

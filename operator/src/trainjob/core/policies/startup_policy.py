@@ -129,8 +129,8 @@ def describe_slow(observed: Observed, pod: Pod) -> str:
         why = f"{event.message} since {utc(event.at)}"
     else:
         why = (
-            f"its image is still pulled{place}, or a volume is missing{such}; kubectl describe pod"
-            f" {pod.name} -n {observed.meta.namespace} says which"
+            f"its image is still being pulled{place}, or a volume is missing{such}; kubectl describe pod "
+            f"{pod.name} -n {observed.meta.namespace} says which"
         )
     return f"{pod.replica.title} hasn't started yet: {why}"
 

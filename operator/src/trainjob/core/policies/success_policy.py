@@ -208,7 +208,7 @@ def _outcome(observed: Observed, step: EvaluatorStep, *, timed_out: bool) -> str
     if step.problem:
         return f"{done}; {step.problem}"
     if timed_out:
-        return f"{done}; the evaluator wasn't done within spec.evaluator.completionTimeoutSeconds"
+        return f"{done}; the evaluator didn't finish within spec.evaluator.completionTimeoutSeconds"
     report = observed.report_of(Replica(EVALUATOR, 0))
     evaluation = evaluation_of(report) or observed.status.evaluation
     if evaluation is None or not evaluation.metrics:
@@ -224,8 +224,8 @@ def _training_done(observed: Observed) -> str:
     if report is not None and report.already_finished:
         output = root_folder(observed.effective_job)
         return (
-            f"training had finished already: the output {output} is of the same spec (to train again, set"
-            " spec.output.resume: Never)"
+            f"training had already finished: the output {output} belongs to the same spec (to train again, "
+            "set spec.output.resume: Never)"
         )
     if not _has_reported(observed):
         return f"training has finished, but {NO_STEPS}"
