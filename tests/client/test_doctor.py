@@ -227,7 +227,7 @@ def test_permissions_that_nothing_works_without_are_apart_from_the_others() -> N
     ],
 )
 def test_provisioners_of_volumes_for_several_nodes(provisioner: str, system: str) -> None:
-    expected = f"classes for several nodes: a ({system})" if system else "none is known"
+    expected = f"classes for several nodes: a ({system})" if system else "no class is known"
     assert storage(a=provisioner).found.startswith(expected)
 
 

@@ -83,7 +83,7 @@ def test_the_ring_restarts_from_the_scripts_checkpoint_and_grows(python: Path, t
 
 def test_the_evaluator_is_no_rank(python: Path, tmp_path: Path) -> None:
     code, printed = finished_run(EXAMPLE, tmp_path, *options(python, 2), "--set", "spec.evaluator.replicas=1")
-    assert "the evaluator is no rank of Horovod's ring; set spec.evaluator.replicas to 0" in printed
+    assert "the evaluator has no rank in Horovod's ring; set spec.evaluator.replicas to 0" in printed
     assert "weights equal on 2 ranks: True" in printed
     assert code == 0, printed
 

@@ -196,7 +196,7 @@ def test_the_environment_comes_before_the_code_and_the_code_before_the_default(
         ("resume", {"TRAIN_RESUME": "no!"}, None, "TRAIN_RESUME: must be true or false, got 'no!'"),
         ("shuffle", {}, "yes", "shuffle: must be true or false, got 'yes'"),
         ("on_nan", {"TRAIN_ON_NAN": "Stop"}, None, "TRAIN_ON_NAN: must be one of 'stop', 'skip', 'ignore'"),
-        ("output", {}, 3, "output: must be a text, got 3"),
+        ("output", {}, 3, "output: must be a string, got 3"),
     ],
 )
 def test_a_value_that_a_setting_cannot_have_is_refused(

@@ -314,7 +314,7 @@ HOROVOD = {
     ("job", "code", "words"),
     [
         (JOB | {"HOROVOD_RANK": "0"}, 0, "in the ring"),
-        (EVALUATOR, 80, "the evaluator is no rank of Horovod's ring; set spec.evaluator.replicas to 0"),
+        (EVALUATOR, 80, "the evaluator has no rank in Horovod's ring; set spec.evaluator.replicas to 0"),
         (JOB, 80, "worker-0 has no rank, and would train alone"),
         ({}, 0, "in the ring"),
     ],

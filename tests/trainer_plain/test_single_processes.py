@@ -66,7 +66,7 @@ def test_an_evaluator_says_that_it_holds_out_other_rows_and_draws_what_workers_d
     draws = {line for one in ended.values() for line in one.log.splitlines() if line.startswith("drew")}
     assert len(draws) == 1, ended
     (told,) = ended["evaluator-0"].progress["notices"]
-    assert "holds out other rows than worker 0" in told
+    assert "held-out rows differ from worker 0's" in told
 
 
 def test_the_example_trains_as_one_worker(tmp_path: Path) -> None:

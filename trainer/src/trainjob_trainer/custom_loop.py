@@ -160,7 +160,7 @@ class Run:
             OutputFull, OutputUnwritable, Preempted, WeightsDiverged: as for `train_and_evaluate`.
         """
         if self.is_evaluator:
-            raise InvalidConfiguration("the evaluator takes no steps; ask `run.is_evaluator` first")
+            raise InvalidConfiguration("the evaluator takes no steps; check `run.is_evaluator` first")
         if not self._groups:
             raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
         if is_smoke(os.environ):
@@ -235,7 +235,7 @@ class Run:
             InvalidConfiguration: called in another role, or before `track`.
         """
         if not self.is_evaluator:
-            raise InvalidConfiguration("each_checkpoint is the evaluator's; ask `run.is_evaluator` first")
+            raise InvalidConfiguration("each_checkpoint is for the evaluator; check `run.is_evaluator` first")
         if not self._groups:
             raise InvalidConfiguration("call run.track(model=...) before run.each_checkpoint(...)")
 

@@ -44,8 +44,8 @@ def wait_for_training(trainings: Trainings, call: Identity) -> int:
         training = followed(found, call)
         if training is not None and has_other_rows(call, training.identity):
             notice(
-                "the evaluator holds out other rows than worker 0, so it may score rows that were trained "
-                "on: split the data by a seed of your own, such as np.random.default_rng(0)"
+                "the evaluator's held-out rows differ from worker 0's, so it may score rows that were "
+                "trained on: split the data with a fixed seed, such as np.random.default_rng(0)"
             )
         if training is not None or is_first:
             return training.number if training else 1

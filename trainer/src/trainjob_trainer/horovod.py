@@ -42,8 +42,8 @@ def check_rank(task: Task, env: Mapping[str, str]) -> None:
     """Raise InvalidConfiguration if this process of a job has no rank."""
     if task.is_evaluator:
         raise InvalidConfiguration(
-            "hvd.init(): the evaluator is no rank of Horovod's ring; set spec.evaluator.replicas to 0, or"
-            " call it only where TF_CONFIG's task.type is not evaluator"
+            "hvd.init(): the evaluator has no rank in Horovod's ring; set spec.evaluator.replicas to 0, or "
+            "call it only where TF_CONFIG's task.type is not evaluator"
         )
     if task.has_peers and "HOROVOD_RANK" not in env:
         raise InvalidConfiguration(
@@ -58,8 +58,8 @@ def explain_import(error: Exception) -> ImportError:
     beside = f"TensorFlow {version}" if version else "this TensorFlow"
     cause = " ".join(str(error).split())[:200]
     return ImportError(
-        f"Horovod doesn't work with {beside} here ({type(error).__name__}: {cause}). Its last release,"
-        " 0.28.1, works with TensorFlow 2.12: take an image that has both, built as in"
-        " examples/horovod.Dockerfile, or tf.distribute.MultiWorkerMirroredStrategy",
+        f"Horovod doesn't work with {beside} here ({type(error).__name__}: {cause}). Its last release, "
+        "0.28.1, works with TensorFlow 2.12: use an image that has both, built as in "
+        "examples/horovod.Dockerfile, or tf.distribute.MultiWorkerMirroredStrategy",
         name="horovod.tensorflow",
     )

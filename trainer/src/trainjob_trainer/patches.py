@@ -224,7 +224,7 @@ def _has_expected_form() -> bool:
         is_expected = False
     if not is_expected:
         announce(
-            "this version of Keras has other functions than this release repairs: with several workers `fit` "
+            "this version of Keras differs from those that this release repairs: with several workers `fit` "
             'may end in "ValueError: ... PerReplica". Install a tested version, or a newer trainjob'
         )
     return is_expected

@@ -68,7 +68,7 @@ def _all_files(files: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]
 
 
 _FILENAME = click.Option(
-    ["-f", "--filename", "more"], multiple=True, metavar="FILE", help="FILE, as kubectl takes it."
+    ["-f", "--filename", "more"], multiple=True, metavar="FILE", help="The same as FILE, as with kubectl."
 )
 FILE = (click.Argument(["files"], nargs=-1, metavar="FILE"), _FILENAME)
 """FILE and -f FILE, of which one is given: `one_file` returns it."""
@@ -97,9 +97,9 @@ class Duration(click.ParamType[float]):
 cluster_options = gathered(
     "where",
     ClusterOptions,
-    click.Option(["-n", "--namespace"], help="The namespace; without it, that of the kubeconfig's context."),
-    click.Option(["--context"], help="The kubeconfig's context; without it, the current one."),
+    click.Option(["-n", "--namespace"], help="The namespace; default: that of the kubeconfig's context."),
+    click.Option(["--context"], help="The kubeconfig's context; default: the current one."),
     click.Option(
-        ["--kubeconfig"], metavar="FILE", help="The kubeconfig; without it, $KUBECONFIG or ~/.kube/config."
+        ["--kubeconfig"], metavar="FILE", help="The kubeconfig; default: $KUBECONFIG or ~/.kube/config."
     ),
 )

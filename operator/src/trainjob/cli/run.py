@@ -53,8 +53,8 @@ from trainjob.cluster.local import CannotRunHere, LocalOptions, Network
     envvar="TRAINJOB_NETWORK",
     show_envvar=True,
     help="own: several replicas have a private network, in which they reach only each other; host: they use "
-    "this machine's network. Default: own if the system allows it and the script doesn't seem to need a "
-    "network.",
+    "this machine's network. Default: own if the system allows it and the script doesn't seem to need "
+    "another network.",
 )
 @click.option(
     "--volume",

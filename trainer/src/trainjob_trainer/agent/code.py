@@ -62,8 +62,8 @@ class Code:
             parts = entry.filename.split("/")
             if any(part in ("", ".", "..") for part in parts) or kind not in (0, stat.S_IFREG):
                 raise InvalidConfiguration(
-                    f"{self.archive}: {entry.filename!r} is no file below the folder of the code; pack the"
-                    " code with trainjob submit"
+                    f"{self.archive}: {entry.filename!r} is not a file below the code's folder; pack the "
+                    "code with trainjob submit"
                 )
 
     def _write(self, entry: zipfile.ZipInfo, content: bytes) -> None:

@@ -150,7 +150,7 @@ def _object(env: Mapping[str, str], variable: str) -> dict[str, Any]:
 def _text(raw: Mapping[str, Any], key: str) -> str:
     value = raw.get(key)
     if not isinstance(value, str) or not value:
-        raise InvalidConfiguration(f"{VARIABLE}.{key}: must be a text, got {value!r}")
+        raise InvalidConfiguration(f"{VARIABLE}.{key}: must be a string, got {value!r}")
     return value
 
 

@@ -97,7 +97,7 @@ def _build_coordinated(task: Task, progress: ProgressFile) -> Any:
     if strategy.num_replicas_in_sync > 1:
         raise InvalidConfiguration(
             f"each worker has {strategy.num_replicas_in_sync} GPUs, and with parameter servers a worker "
-            "takes its steps on one: ask for one GPU a worker, and for more workers"
+            "takes its steps on one: request one GPU per worker, and more workers"
         )
     progress.update(state="starting")
     return strategy

@@ -189,10 +189,10 @@ def describe(first: str, others: Sequence[str]) -> str:
     """Return the message: who read other rows than the `first` worker, and what to do."""
     return (
         f"{', '.join(others)} read other rows than {first}. Each worker takes its part of every batch, so "
-        "some rows would be trained on twice, others never. All must read the same batches: seed what draws "
-        "random numbers for the data, sort the names of files, give a PyDataset that draws them workers=1. A "
-        "script that shares its rows out itself sets AutoShardPolicy.OFF. TRAIN_COMPARE_DATA=false turns the "
-        "check off"
+        "some rows would be trained on twice, others never. All must read the same batches: seed everything "
+        "that draws random numbers for the data, sort the file names, and give a PyDataset that draws "
+        "random numbers workers=1. A script that shares its rows out itself sets AutoShardPolicy.OFF. "
+        "TRAIN_COMPARE_DATA=false turns the check off"
     )
 
 

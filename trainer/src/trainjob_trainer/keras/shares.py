@@ -76,8 +76,8 @@ _LINES = {
         "which is right only for sums; an evaluator computes the values of one process"
     ),
     "apart": (
-        "{names} counts by its rows, not by its mask's entries or its weights: {replicas} replicas can't "
-        "exchange how many there are within a tf.function or XLA (jit_compile)"
+        "{names} is weighted by rows, not by mask entries or sample weights: {replicas} replicas can't "
+        "exchange these counts within a tf.function or XLA (jit_compile)"
     ),
 }
 

@@ -156,7 +156,7 @@ def announce_first_step(model: Any) -> None:
     if count >= _MANY_VARIABLES:
         announce(
             f"the model is built, with {count} variables to train; its first step is being traced and "
-            "optimized, which takes far longer than the others"
+            "optimized, which takes far longer than later steps"
         )
 
 

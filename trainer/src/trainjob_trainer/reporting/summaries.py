@@ -54,7 +54,7 @@ class Summaries:
         except (OSError, tf.errors.OpError) as error:
             self._writer = None
             self._silent_until = time.monotonic() + SECONDS_WITHOUT_FIGURES
-            announce(f"figures for TensorBoard can't be written to {self._folder}: {first_line(error)}")
+            announce(f"metrics for TensorBoard can't be written to {self._folder}: {first_line(error)}")
 
 
 @functools.lru_cache(maxsize=1)
@@ -62,7 +62,7 @@ def _has_tensorboard() -> bool:
     is_there = importlib.util.find_spec("tensorboard") is not None
     if not is_there:
         announce(
-            "TensorBoard isn't installed, and TensorFlow no longer brings it: no figures are written for it. "
-            "`pip install tensorboard` in the image adds them"
+            "TensorBoard isn't installed, and TensorFlow no longer includes it: no metrics are written for "
+            "TensorBoard. To have them, `pip install tensorboard` in the image"
         )
     return is_there
