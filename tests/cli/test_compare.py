@@ -67,7 +67,7 @@ def test_two_runs(tmp_path: Path, golden: Golden, monkeypatch: pytest.MonkeyPatc
     golden(result.stdout)
     assert (tmp_path / "curves.svg").read_text().count("<polyline") == 6
     again = call("compare", str(tmp_path / "digits"), "digits").stdout
-    assert "  differs in    nothing: the request is the same\n" in again
+    assert "  differs in    nothing: the same request\n" in again
     three = call("compare", "digits.1", "digits", "digits.1").stdout.splitlines()
     assert three[-1].split() == ["lr", "0.1", "0.1", "0.1"]
 

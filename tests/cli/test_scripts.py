@@ -220,7 +220,7 @@ def test_a_job_of_a_file_that_exists(project: Path, api: CliServer) -> None:
     assert call("submit", str(file)).exit_code == 0
     same = call("submit", str(file))
     assert same.exit_code == 0
-    assert "(Pending), with the same request\n  it is as " in same.stderr
+    assert "(Pending), with the same request\n  it matches " in same.stderr
     other = call(
         "submit", str(file), "--set", "spec.template.spec.containers[trainer].image=example.com/digits:2"
     )

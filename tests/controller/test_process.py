@@ -37,7 +37,7 @@ async def test_one_life_of_the_process(tmp_path: Path) -> None:
         ControllerServer().serve() as server,
         run_controller(write_kubeconfig(tmp_path, server.url), *LEASE) as controller,
     ):
-        await controller.says("Managing the TrainJobs of all namespaces")
+        await controller.says("At work on the TrainJobs of all namespaces")
         assert (await controller.get("/livez"))[0] == 200
         assert (await controller.get("/readyz"))[0] == 200
         await until(lambda: server.open_watches()["TrainJob"] == 1)
@@ -187,7 +187,7 @@ async def test_the_log_as_json_and_options_from_the_environment(tmp_path: Path) 
         ControllerServer().serve() as server,
         run_controller(write_kubeconfig(tmp_path, server.url), environment=environment) as controller,
     ):
-        await controller.says("Managing the TrainJobs of team")
+        await controller.says("At work on the TrainJobs of team")
         assert _holder(server).startswith("controller-0_")
         controller.send(signal.SIGINT)
         assert await controller.ended() == 0

@@ -243,7 +243,7 @@ class Operator:
         if self._elector is not None:
             _log.info("All caches are filled; waiting for the lease")
             await self._elector.won.wait()
-        _log.info("Managing the TrainJobs of %s", settings.namespace or "all namespaces")
+        _log.info("At work on the TrainJobs of %s", settings.namespace or "all namespaces")
         lease = self._elector.transitions if self._elector is not None else 0
         controller = self._controller = Controller(
             self._cluster,
