@@ -103,7 +103,7 @@ def test_what_a_pod_says_is_printed_as_text(api: CliServer, tmp_path: Path) -> N
     in_cluster(api, tmp_path)
     (tmp_path / "there/model/\x1b]0;title\x07\nstate: Complete").symlink_to("/etc/passwd")
     copied = call("cp", "digits:model", "new")
-    assert "left out: 'model/\\x1b]0;title\\x07\\nstate: Complete (no file," in copied.stderr
+    assert "left out: 'model/\\x1b]0;title\\x07\\nstate: Complete (not a regular file," in copied.stderr
     assert "it has 'model/\\x1b]0;" in call("cp", "digits:model/none", "other").stderr
 
     def refuse(asked: Asked) -> None:

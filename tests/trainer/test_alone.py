@@ -47,7 +47,7 @@ def test_what_the_script_has_changed_since_its_checkpoint_is_said(
         "trainjob: seed is 2 in the script and was 1",
         "trainjob: steps of an epoch is 3 in the script and was 2",
     ]
-    assert "the checkpoint's value. To use the script's, set model.optimizer.learning_rate" in said[1]
+    assert "the checkpoint's value. For the script's, set model.optimizer.learning_rate" in said[1]
     assert float(trained.model.optimizer.learning_rate) == pytest.approx(0.01)
     trained, again = go_on(3, Set())
     assert again == [said[1]], "what the checkpoint has kept still isn't the script's"

@@ -184,9 +184,9 @@ def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any], to_ha
         is_float = float in kinds and str not in kinds  # it may have been read back from a float32
         if not (math.isclose(then, here, rel_tol=1e-6) if is_float else then == here):
             change = f"{name.replace('_', ' ')} is {_shown(here)} in the script and was {_shown(then)} before"
-            holds = "training continues with the script's value; change it back to keep the previous one"
+            holds = "training uses the script's value; change it back to keep the previous one"
             if _is_restored(name, then, here):
-                holds = f"training continues with the checkpoint's value. To use the script's, {to_have_it}"
+                holds = f"training uses the checkpoint's value. For the script's, {to_have_it}"
             elif name == "seed":
                 holds = (
                     "the order of examples follows the script's seed, and dropout continues with the "
