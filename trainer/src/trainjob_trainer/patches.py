@@ -70,7 +70,7 @@ PATCHES = (
     ),
     Patch(
         "refusals",
-        "tf_keras.Model.fit; keras.config.backend() is looked at",
+        "tf_keras.Model.fit; keras.config.backend() is checked",
         "with another back end each worker would train a model of its own, and tf_keras would save nothing, "
         "without a warning",
         {

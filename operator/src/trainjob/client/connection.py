@@ -103,7 +103,7 @@ async def cluster_jobs(where: ClusterOptions, *, all_namespaces: bool = False) -
     except (NoCluster, TimeoutError) as error:
         if is_asked_for:
             raise
-        why = str(error) or f"it didn't answer within {_PATIENCE_SECONDS:g} s"
+        why = str(error) or f"it didn't respond within {_PATIENCE_SECONDS:g} s"
         print(f"trainjob: the cluster's jobs aren't listed: {printable(why)}", file=sys.stderr, flush=True)
         return []
 

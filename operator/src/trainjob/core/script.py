@@ -24,8 +24,8 @@ _LONGEST_NAME = 42
 
 _SIZE = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
 _OUTPUTS = (
-    "claim:NAME (a claim in the job's namespace: kubectl get pvc), size:10Gi (a new claim, deleted with the"
-    " job) or nfs:SERVER:/FOLDER; a file can also name others (trainjob init)"
+    "claim:NAME (a claim in the job's namespace: kubectl get pvc), size:10Gi (a new claim, deleted with the "
+    "job) or nfs:SERVER:/FOLDER; a job's file can also name other volumes (see trainjob init)"
 )
 
 LOCAL_OUTPUT: Mapping[str, Any] = {"claim": {"claimName": "training"}}
