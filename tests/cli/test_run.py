@@ -138,7 +138,7 @@ def test_a_crash_is_survived(strategy: str, tmp_path: Path) -> None:
         ("import no_such_module", "exit code 1 (Crashed)", "install the package of 'no_such_module'"),
         ("sys.exit(81)", "exit code 81 (OutputFinished)", "--fresh"),
         (FILL_DISK, "exit code 1 (Crashed)", "free some disk space"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL (Killed)", "out of memory"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL (Killed)", "memory ran out"),
     ],
 )  # fmt: skip
 def test_failures_are_explained(script: str, ending: str, advice: str, tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_function_trains_here_in_two_processes(project: Path, capsys: pytest.C
     assert {f"worker-{index}: replica {index} has {text}" for index in (0, 1)} <= set(job.logs())
     assert "trainjob: train-digits: Complete: training has finished" in capsys.readouterr().err
     assert "train-digits" in job._repr_html_()
-    with pytest.raises(ClusterProblem, match="train-digits has left no model"):
+    with pytest.raises(ClusterProblem, match="train-digits has no model"):
         job.model("model")
     (project / "runs" / "training" / "train-digits" / "model.keras").write_text("a model")
     assert (job.model("model") / "model.keras").read_text() == "a model"

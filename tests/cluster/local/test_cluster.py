@@ -180,7 +180,7 @@ async def test_events_are_kept(tmp_path: Path) -> None:
 
 async def test_what_cannot_be_had_is_refused(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, _):
-        with pytest.raises(Refused, match="Deployment can't be had"):
+        with pytest.raises(Refused, match="Deployment isn't supported"):
             await cluster.create({"kind": "Deployment", "metadata": {"name": "x"}})
         with pytest.raises(Refused, match="init container 'fetch' can't run here"):
             await cluster.create(build_pod(spec={"initContainers": [{"name": "fetch"}]}))

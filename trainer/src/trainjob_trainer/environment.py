@@ -111,7 +111,7 @@ def setting(name: str, env: Mapping[str, str], in_code: Any = None) -> Any:
     is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if is_kind and (least is None or value >= least) and (not among or value in among):
         return value
-    wanted = {bool: "true or false", str: "a text", int: "a whole number"}[kind]
+    wanted = {bool: "true or false", str: "a string", int: "a whole number"}[kind]
     if least is not None:
         wanted = f"a whole number of at least {least}"
     if among:
