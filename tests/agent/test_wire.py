@@ -261,7 +261,7 @@ async def test_another_server_is_not_taken_for_an_agent() -> None:
 
     port = free_ports(1)[0]
     serving = await asyncio.start_server(other, "127.0.0.1", port)
-    with pytest.raises(WireError, match="isn.t an agent"):
+    with pytest.raises(WireError, match="isn't an agent"):
         await connect("127.0.0.1", port, TOKEN, PATIENCE)
     serving.close()
     await serving.wait_closed()
