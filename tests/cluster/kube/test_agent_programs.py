@@ -131,7 +131,7 @@ async def test_another_one_of_its_name_is_replaced(
         assert found is not None
         assert (found["immutable"], found["binaryData"]) == (True, CONTENT)
         assert "data" not in found
-        assert f"ConfigMap default/{name} isn't what its name says" in caplog.text
+        assert f"ConfigMap default/{name} doesn't have the content that its name stands for" in caplog.text
         # One that comes in its place later is another object, and is looked at again.
         shared.server.remove("ConfigMap", name)
         shared.server.put(theirs)

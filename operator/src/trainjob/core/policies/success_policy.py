@@ -9,7 +9,14 @@ from datetime import datetime, timedelta
 from trainjob.core import transitions
 from trainjob.core.actions import Action, CreatePod, Event, Plan, create_agent_objects, stop_pods
 from trainjob.core.agent_reports import evaluation_of
-from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
+from trainjob.core.conditions import (
+    RESTARTING,
+    RUNNING,
+    SUCCESS_CRITERIA_MET,
+    active_since,
+    find_condition,
+    is_true,
+)
 from trainjob.core.delays import RECHECK, soonest, start_delay, time_left
 from trainjob.core.failure import awaited_pods, describe_pod, end_due, is_unreachable, lost_nodes
 from trainjob.core.names import LABEL_RESTORED, Replica, finishing_roles, leader, root_folder
@@ -183,7 +190,8 @@ def end_left(observed: Observed, now: datetime) -> timedelta | None:
     roles, first = finishing_roles(observed.effective_job.spec), leader(observed.effective_job.spec)
     pods = [p for p in observed.training_pods if p.replica.role in roles]
     done = next((p for p in pods if p.replica == first and p.state is PodState.SUCCEEDED), None)
-    if not observed.in_place or done is None or done.deleted:
+    has_run = is_true(observed.status, RUNNING) or is_true(observed.status, RESTARTING)
+    if not observed.in_place or not has_run or done is None or done.deleted:
         return None
     if all(p.ended or p.deleted for p in pods):
         return timedelta(0)
