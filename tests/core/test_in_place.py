@@ -188,7 +188,7 @@ async def test_a_pod_that_comes_too_late_for_the_leading_agent_does_not_keep_the
     world.each(lambda pod: world.cluster.run_pod(pod) if pod["status"]["phase"] == "Pending" else None)
     await world.settle()
     assert world.status.state != "Complete"
-    await world.pass_time(10)
+    await world.pass_time(60)
     world.let_go()
     await world.settle()
     assert world.status.state == "Complete"

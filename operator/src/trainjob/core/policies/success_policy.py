@@ -177,7 +177,7 @@ def _training_finished(observed: Observed, now: datetime) -> Plan | None:
     )
 
 
-LAST_ENDS = timedelta(seconds=10)
+LAST_ENDS = timedelta(seconds=60)
 """How long the other pods may take to end once the leading agent has: it has told them to."""
 
 
