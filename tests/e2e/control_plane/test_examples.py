@@ -77,7 +77,15 @@ def rendered(job: Manifest) -> list[Manifest]:
 
 
 def test_there_are_jobs_in_the_pages() -> None:
-    pages = {"data", "gpus", "images", "migrating-from-kubeflow-trainer", "parameter-servers", "queues"}
+    pages = {
+        "data",
+        "gpus",
+        "images",
+        "migrating-from-kubeflow-trainer",
+        "parameter-servers",
+        "queues",
+        "sizing",
+    }
     assert {name.rpartition("-")[0] for name in {*SHOWN} - WITHOUT_SECURITY} == {
         "README.md",
         *(f"{page}.md" for page in pages),
