@@ -330,6 +330,9 @@ async def provoke(kube: KubeCluster, namespace: str) -> None:
         await kube.write_status(JobKey(namespace, "digits"), snapshot.job["metadata"]["uid"], "1", {})
     pod = snapshot.pods[0]["metadata"]
     ref = ObjectRef("Pod", namespace, pod["name"], pod["uid"])
+    larger = {"name": "trainer", "resources": {"limits": {"memory": "1Gi"}}}
+    with contextlib.suppress(Refused):  # a pod that has ended
+        await kube.patch(ref, "", {"spec": {"containers": [larger]}}, "resize")
     await kube.set_labels(ref, {"trainjob.dev/live": None})
     await kube.delete(ref)
     for _ in range(2):
