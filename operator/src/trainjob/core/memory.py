@@ -65,9 +65,11 @@ def _text(size: int) -> str:
 
 def next_limit(job: TrainJob) -> str | None:
     """Return the limit that is half more than the workers' own, at most the bound; None if it can't grow."""
-    most = job.spec.worker.max_allowed.memory if job.spec.worker.max_allowed is not None else ""
+    if job.spec.worker.max_allowed is None or QUEUE_NAME in job.metadata.labels:
+        return None  # first, since each pass over a job asks
+    most = job.spec.worker.max_allowed.memory
     limit, bound = bytes_of(limit_of(job)), bytes_of(most)
-    if not limit or bound is None or limit >= bound or QUEUE_NAME in job.metadata.labels:
+    if not limit or bound is None or limit >= bound:
         return None
     raised = _text(limit + limit // 2)
     return raised if limit < (bytes_of(raised) or 0) < bound else most

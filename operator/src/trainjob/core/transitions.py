@@ -5,6 +5,7 @@ Counts and figures that follow the pods without a decision are set in `progress`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +26,7 @@ from trainjob.core.conditions import (
 from trainjob.core.failure import Failure, alike, reached_step, restarts_of, to_status, trains_without
 from trainjob.core.memory import raised_limit
 from trainjob.core.observed import Observed
+from trainjob.core.pods import Pod
 from trainjob.core.progress import WAITING_FOR_STORAGE, with_lost_steps
 from trainjob.core.stragglers import nodes_to_keep
 
@@ -132,32 +134,35 @@ def resize(
     )
 
 
-def outgrow(observed: Observed, message: str, now: datetime, *, replaced: tuple[str, ...]) -> TrainJobStatus:
-    """Return the status after these pods couldn't be given more memory: larger ones replace them."""
-    known = restarts_of(observed)
-    counts = {"not_counted": known.not_counted + 1, "last_time": now, "replaced_pods": replaced}
-    return _restarting(
-        observed,
-        OUTGROWN,
-        message,
-        now,
-        attempt=observed.attempt + 1,
-        restarts=known.model_copy(update=counts),
-    )
+def replace_pods(
+    observed: Observed,
+    reason: str,
+    message: str,
+    now: datetime,
+    *,
+    pods: Iterable[Pod],
+    until: datetime | None = None,
+) -> TrainJobStatus:
+    """Return the status for new pods in place of these, without a failure: a restart that doesn't count.
 
-
-def start_timed_out(observed: Observed, message: str, now: datetime, *, until: datetime) -> TrainJobStatus:
-    """Return the status after a start timeout: replicas that run yield, and all are created again later."""
+    Args:
+        observed: the job.
+        reason: `START_TIMEOUT`, when replicas that run yield, or `OUTGROWN`, when some can't get more memory.
+        message: what happened.
+        now: the current time.
+        pods: those that are replaced.
+        until: when the new ones are created; None for at once.
+    """
     known = restarts_of(observed)
     counts = {
         "not_counted": known.not_counted + 1,
         "last_time": now,
         "next_time": until,
-        "replaced_pods": tuple(p.name for p in observed.training_pods),
+        "replaced_pods": tuple(p.name for p in pods),
     }
     return _restarting(
         observed,
-        START_TIMEOUT,
+        reason,
         message,
         now,
         attempt=observed.attempt + 1,

@@ -36,10 +36,10 @@ def outgrown(observed: Observed, now: datetime) -> Plan | None:
         f"{first.replica.title}{place} can't be resized to {limit_of(observed.effective_job)} of memory"
         f" ({why}): its pod is replaced{origin(observed)} (not counted against maxRestarts)"
     )
-    going = tuple(p.name for p in (refused or small))
+    reason = transitions.OUTGROWN
     return Plan(
-        transitions.outgrow(observed, message, now, replaced=going),
-        events=(Event("Warning", transitions.OUTGROWN, message),),
+        transitions.replace_pods(observed, reason, message, now, pods=refused or small),
+        events=(Event("Warning", reason, message),),
     )
 
 

@@ -37,9 +37,10 @@ def yielded(observed: Observed, now: datetime) -> Plan | None:
         " trying again within a minute"
     )
     until = now + pause(observed, observed.attempt + 1)
+    reason, pods = transitions.START_TIMEOUT, observed.training_pods
     return Plan(
-        transitions.start_timed_out(observed, message, now, until=until),
-        events=(Event("Warning", transitions.START_TIMEOUT, message),),
+        transitions.replace_pods(observed, reason, message, now, pods=pods, until=until),
+        events=(Event("Warning", reason, message),),
     )
 
 

@@ -164,10 +164,9 @@ def _training_finished(observed: Observed, now: datetime) -> Plan | None:
     roles = finishing_roles(observed.effective_job.spec)
     replicas = {r for r in observed.training_replicas if r.role in roles}
     ended = {p.replica for p in observed.training_pods if p.state is PodState.SUCCEEDED and not p.deleted}
-    has_finished = replicas <= ended or _had_finished(observed)
-    if not has_finished and (left := end_left(observed, now)) is not None:
-        has_finished = left <= timedelta(0)
-    if not has_finished:
+    left = end_left(observed, now)
+    is_waited_out = left is not None and left <= timedelta(0)
+    if not (replicas <= ended or _had_finished(observed) or is_waited_out):
         return None
     scoring = bool(observed.effective_job.spec.evaluator.replicas) and _has_reported(observed)
     message = _training_done(observed) + ("; the evaluator scores the final checkpoint" if scoring else "")
