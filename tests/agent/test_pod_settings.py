@@ -58,6 +58,7 @@ def test_a_workers_settings(tmp_path: Path) -> None:
     )
     assert (read.task.replica, read.incarnation, read.max_restarts) == ("worker-1", 3, 7)
     assert (read.stall_timeout, read.grace, read.warm_standby) == (90, 45, False)
+    assert not read.memory_grows
     assert read.address == Address("digits-worker-1.digits.default.svc", AGENT_PORT)
     assert read.leader == Address("digits-worker-0.digits.default.svc", AGENT_PORT)
     assert (read.tf_port, read.pod_ip, read.state_dir) == (PORT, "10.1.2.3", Path(STATE_FOLDER))
@@ -65,6 +66,12 @@ def test_a_workers_settings(tmp_path: Path) -> None:
     assert list(read.command) == ["python", "train.py"]
     assert not read.task.is_writer
     assert not read.task.is_evaluator
+
+
+def test_memory_that_may_grow(tmp_path: Path) -> None:
+    container = {"resources": {"limits": {"memory": "8Gi"}}}
+    worker = {"replicas": 2, "maxAllowed": {"memory": "16Gi"}}
+    assert settings_of(tmp_path, "worker", container=container, worker=worker).memory_grows
 
 
 def test_the_jobs_code(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class Case:
             "leader": Address("b", 1),
             "max_restarts": 3,
             "stall_timeout": None,
+            "memory_grows": False,
             "warm_standby": False,
             "grace": 30.0,
             "counts": RestartCounts(),

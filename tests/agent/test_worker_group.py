@@ -193,12 +193,16 @@ def test_an_old_checkpoint_resets_nothing() -> None:
     assert simulation.group.budget.counts.reset == 0
 
 
+@pytest.mark.parametrize("told", ["by its pod", "by a target"])
 @pytest.mark.parametrize("grows", [True, False])
 @pytest.mark.parametrize("replica", ["worker-1", "chief-0"])
-def test_a_kill_for_memory_counts_unless_memory_grows(replica: str, grows: bool) -> None:
-    simulation = Simulation({"chief": 1, "worker": 2})
+def test_a_kill_for_memory_counts_unless_memory_grows(replica: str, grows: bool, told: str) -> None:
+    """A leading agent whose pod is new may see the kill before the controller has reached it."""
+    world = {"chief": 1, "worker": 2}
+    simulation = Simulation(world, memory_grows=grows if told == "by its pod" else not grows)
     simulation.gather()
-    simulation.set_target(world={"chief": 1, "worker": 2}, memory_grows=grows)
+    if told == "by a target":
+        simulation.set_target(world=world, memory_grows=grows)
     simulation.end_child(replica, 137, reason=OUT_OF_MEMORY)
     simulation.tick(0.5)
     simulation.settle()

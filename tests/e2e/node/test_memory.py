@@ -70,7 +70,8 @@ def trains_with(cluster: NodeCluster, namespace: str, name: str, memory: str) ->
     until(is_raised, what=f"two workers with {memory}", seconds=120, every=0.5)
     job = wait_for(cluster, namespace, name, "jsonpath={.status.state}=Running")
     assert job["status"]["worker"]["memory"] == memory
-    assert job["status"]["restarts"]["counted"] == 0
+    story = cluster.kubectl("describe", f"tj/{name}", "-n", namespace)
+    assert job["status"]["restarts"]["counted"] == 0, story
     assert f"training on 2 workers with {memory} of memory each" in job["status"]["message"]
 
 

@@ -129,12 +129,14 @@ class Simulation:
         counts: RestartCounts | None = None,
         leader: str = LEADER,
         stall_timeout: float | None = None,
+        memory_grows: bool = False,
     ) -> None:
         self.leader = leader
         cluster = {role: [f"{role}-{i}:2222" for i in range(count)] for role, count in world.items()}
         self.now = 0.0
         settings = LeaderSettings(leader, 1, cluster, OWN_LINK)
-        self.group = WorkerGroup(settings, counts or RestartCounts(), max_restarts, stall_timeout, self.now)
+        first = Target(max_restarts=max_restarts, stall_timeout=stall_timeout, memory_grows=memory_grows)
+        self.group = WorkerGroup(settings, counts or RestartCounts(), first, self.now)
         self.agents: list[SimulatedAgent] = []
         self.links: dict[int, SimulatedAgent] = {}
         self.sent: list[Send] = []

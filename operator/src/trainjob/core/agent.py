@@ -214,6 +214,7 @@ def agent_environment(
         "leader": f"{host(job, leader(job.spec))}:{AGENT_PORT}",
         "maxRestarts": job.spec.max_restarts,
         "stallTimeoutSeconds": job.spec.stall_timeout_seconds,
+        "memoryGrows": job.spec.worker.max_allowed is not None,
         "warmStandby": job.spec.warm_standby,
         "graceSeconds": DEFAULT_GRACE_SECONDS if grace is None else grace,
         "restarts": counts.to_json(),

@@ -43,7 +43,12 @@ class Leader:
             settings.lost_seconds,
             unix_time=time.time() - now,
         )
-        self.group = WorkerGroup(own, settings.counts, settings.max_restarts, settings.stall_timeout, now)
+        first = Target(
+            max_restarts=settings.max_restarts,
+            stall_timeout=settings.stall_timeout,
+            memory_grows=settings.memory_grows,
+        )
+        self.group = WorkerGroup(own, settings.counts, first, now)
         self._agent = agent
         self._host = settings.pod_ip or settings.address.host
         self._ring = Ring(self._host)

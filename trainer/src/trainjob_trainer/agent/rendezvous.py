@@ -247,16 +247,16 @@ class LeaderSettings:
 
 
 class Rendezvous:
-    """Members, and the latest target; the first one is TF_CONFIG's world and `stall_timeout`.
+    """Members, and the latest target; the first one is what the leading agent's pod was created with.
 
     `outbox` has the messages to send, in order.
     """
 
-    def __init__(self, settings: LeaderSettings, stall_timeout: float | None = None) -> None:
+    def __init__(self, settings: LeaderSettings, first: Target) -> None:
         self.settings = settings
         self.roster = Roster()
         world = {role: len(a) for role, a in settings.cluster.items() if role != EVALUATOR and a}
-        self.target = Target(world=world, stall_timeout=stall_timeout)
+        self.target = replace(first, world=world)
         self.outbox: list[Effect] = []
         self._outside: set[str] = set()
         self._stopping: set[int] = set()

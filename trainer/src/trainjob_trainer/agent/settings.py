@@ -42,6 +42,7 @@ class Settings:
         leader: where the leading agent listens.
         max_restarts: the limit of counted restarts.
         stall_timeout: seconds without progress that are a failure, or None.
+        memory_grows: workers may get more memory after an out-of-memory kill, which doesn't count then.
         warm_standby: a second interpreter waits with TensorFlow imported.
         grace: seconds from SIGTERM to SIGKILL.
         counts: the job's restarts, as the controller knows them.
@@ -61,6 +62,7 @@ class Settings:
     leader: Address
     max_restarts: int
     stall_timeout: float | None
+    memory_grows: bool
     warm_standby: bool
     grace: float
     counts: RestartCounts
@@ -99,6 +101,7 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
         leader=parse_address(_text(raw, "leader"), f"{VARIABLE}.leader"),
         max_restarts=int(_number(raw, "maxRestarts", 0)),
         stall_timeout=_number(raw, "stallTimeoutSeconds") if raw.get("stallTimeoutSeconds") else None,
+        memory_grows=raw.get("memoryGrows") is True,
         warm_standby=raw.get("warmStandby") is True,
         grace=_number(raw, "graceSeconds", 30),
         counts=RestartCounts.from_json(raw.get("restarts")),

@@ -98,22 +98,18 @@ Lease was deleted, or election is off; then the group must follow the older one.
 
 
 class WorkerGroup:
-    """The leading agent's view of all agents.
-
-    `max_restarts`, of counted ones, and `stall_timeout`, in seconds or None, apply until a target sets them.
-    """
+    """The leading agent's view of all agents; `first` applies until the controller sends a target."""
 
     def __init__(
         self,
         settings: LeaderSettings,
         counts: RestartCounts,
-        max_restarts: int,
-        stall_timeout: float | None,
+        first: Target,
         now: float,
     ) -> None:
         self.settings = settings
-        self.meeting = Rendezvous(settings, stall_timeout)
-        self.budget = Budget(counts, max_restarts, now)
+        self.meeting = Rendezvous(settings, first)
+        self.budget = Budget(counts, first.max_restarts or 0, now)
         self.phase = MEETING
         self.began = now
         self.since = now
