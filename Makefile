@@ -20,9 +20,11 @@ SYNCED := .venv/.synced-$(TENSORFLOW)
 OLDEST := .venv-oldest/.synced
 PACKAGES := operator/src trainer/src testbed release tests examples benchmarks
 JOB ?= examples/digits.yaml
+PYTHON ?= 3.13
+UNIT_TESTS := $(addprefix tests/,core api convert controller cluster agent codegen cli client trainer trainer_plain scenarios)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fleet test-keras test-gpu test-next check docs pictures format generate golden release-check version first-steps cluster-up cluster-down \
+.PHONY: help run test test-fleet test-keras test-gpu test-newest test-next check docs pictures format generate golden release-check version first-steps cluster-up cluster-down \
     kind-e2e clean
 
 help:  ## Show what there is.
@@ -31,12 +33,12 @@ help:  ## Show what there is.
 run: $(READY)  ## Train the digits example here: two workers and an evaluator. ARGS=--fresh starts over.
 	@$(BIN)/trainjob run $(JOB) $(ARGS)
 
-test: check $(OLDEST)  ## Check and run all tests, side by side. ARGS='-k name' runs some.
+test: check  ## Check and run all tests, side by side. ARGS='-k name' runs some.
 	@$(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 -m 'not nightly' --ignore=tests/fleet \
 	    --ignore=tests/keras_own/whole --ignore=tests/gpu $(ARGS)
 
-test-fleet: $(SYNCED)  ## Run the tests that take minutes each: fleets, several nodes, other versions. ARGS='-k name' runs some.
-	@$(BIN)/pytest --durations=10 -m nightly tests/fleet tests/e2e tests/multiprocess $(ARGS)
+test-fleet: $(SYNCED) $(OLDEST)  ## Run the tests that take minutes each: fleets, several nodes, other versions. ARGS='-k name' runs some.
+	@$(BIN)/pytest --durations=10 -m nightly tests/fleet tests/e2e tests/multiprocess tests/versions $(ARGS)
 
 test-keras: $(SYNCED)  ## Run Keras's own tests under two workers, and every form with 1, 2 and 3. ARGS='-k trainer' runs some.
 	@FORMS_WORKERS=1,2,3 $(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 tests/keras_forms \
@@ -44,6 +46,11 @@ test-keras: $(SYNCED)  ## Run Keras's own tests under two workers, and every for
 
 test-gpu: $(SYNCED)  ## On a machine with an NVIDIA GPU: forms, ResNet-50 beside Keras alone, doctor, a profile, a kill.
 	@$(BIN)/pytest --durations=10 tests/gpu $(ARGS)
+
+test-newest: | $(UV)  ## Run the tests without pods and clusters with PYTHON=3.13 and the newest `kubernetes` that is declared.
+	UV_PROJECT_ENVIRONMENT=.venv-newest $(UV) sync --quiet --locked --python $(PYTHON) --extra cpu
+	$(UV) pip install --quiet --python .venv-newest --upgrade-package kubernetes -e operator -e trainer
+	.venv-newest/bin/pytest -n auto -p no:cacheprovider --durations=10 $(UNIT_TESTS) $(ARGS)
 
 test-next: | $(UV)  ## Try the newest TensorFlow and Keras, pre-releases included. ARGS='-k name' runs some.
 	UV_PROJECT_ENVIRONMENT=.venv-next $(UV) sync --quiet --locked --compile-bytecode
@@ -102,7 +109,7 @@ kind-e2e: $(SYNCED)  ## Run tests/e2e/node on a kind cluster of its own, with Do
 	@tests/kind/run $(ARGS)
 
 clean:  ## Remove the environment and the runs.
-	rm -rf .venv .venv-oldest .venv-next .uv runs examples/runs site .cache
+	rm -rf .venv .venv-oldest .venv-newest .venv-next .uv runs examples/runs site .cache
 
 LOCKED := uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml
 

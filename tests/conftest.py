@@ -46,7 +46,7 @@ SHAPES = "tests/script_shapes/"
 LONG = (
     *CLUSTERS,
     FORMS,
-    *(f"tests/{name}/" for name in ("multiprocess", "versions")),
+    "tests/multiprocess/",
     SHAPES,
     *(f"tests/{name}/" for name in ("agent", "cli", "contract", "controller")),
     *(f"tests/{name}/" for name in ("trainer_plain", "trainer", "scenarios", "client")),

@@ -233,25 +233,12 @@ async def test_quota_of_workers_that_are_scaled_down_is_free_and_not_taken_again
     assert len([pod for pod in world.pods if "worker" in pod["metadata"]["name"]]) == 2
 
 
-async def test_a_topology_is_refused_and_its_quota_given_back_until_another_queue_is_named(
-    golden: Golden,
-) -> None:
+async def test_pods_that_are_placed_by_topology_wait_at_kueues_gate() -> None:
     world = QueueWorld()
     await world.settle()
     await world.admit(topologyAssignment={"levels": ["rack"]})
-    assert world.workload["spec"]["active"] is False
-    await world.evict("Deactivated", "The workload is deactivated")
-    assert world.condition("QuotaReserved") == ("False", "Pending")
-    await world.pass_time(60)
-    assert (world.status.state, world.pods) == ("Queued", [])
-    golden(world.status.message)
-    world.cluster.change(
-        world.cluster.job(world.key), {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "plain"}}}
-    )
-    await world.settle()
-    assert (world.workload["spec"]["active"], world.workload["spec"]["queueName"]) == (True, "plain")
-    await world.admit()
-    assert len(world.pods) == 3
+    gates = [pod["spec"].get("schedulingGates") for pod in world.pods]
+    assert gates == [[{"name": "kueue.x-k8s.io/topology"}]] * 3
 
 
 async def test_a_workload_that_somebody_deletes_takes_the_pods_with_it_and_is_written_again() -> None:

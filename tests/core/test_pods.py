@@ -154,6 +154,15 @@ def test_a_sidecar_that_ends_with_the_pod_has_not_failed_it() -> None:
             ),
             "PreemptionByScheduler",
         ),
+        (
+            {
+                "phase": "Failed",
+                "conditions": [
+                    {"type": "TerminatedByKueue", "status": "True", "reason": "UnschedulableOnAssignedNode"}
+                ],
+            },
+            "UnschedulableOnAssignedNode",
+        ),
     ],
 )
 def test_what_the_cluster_does_is_not_the_programs_fault(status: dict[str, Any], reason: str) -> None:

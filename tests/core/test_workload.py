@@ -13,12 +13,14 @@ from trainjob.core.integrations.kueue import Kueue
 from trainjob.core.integrations.workload import (
     Admission,
     QueueObjects,
+    build_pod_sets,
     build_priority,
     build_workload,
     prebuilt_workload,
     read_admission,
     read_queue_objects,
     read_workload,
+    workload_name,
 )
 from trainjob.core.manifests import build_pod
 
@@ -118,9 +120,11 @@ def test_the_default_priority_class_is_the_lowest_of_several() -> None:
     assert read_queue_objects(classes).default_priority == "usual"
 
 
-def admission_of(*, conditions: dict[str, str], checks: Any = (), **assigned: Any) -> Admission | None:
+def admission_of(
+    job: TrainJob | None = None, *, conditions: dict[str, str], checks: Any = (), **assigned: Any
+) -> Admission | None:
     """Return the admission of two workers and an evaluator, by these assignments of the workers."""
-    manifest = build_workload(job_of(), "v1beta2", OBJECTS)
+    manifest = build_workload(job or job_of(), "v1beta2", OBJECTS)
     assignments = [
         {"name": "worker", "flavors": {"cpu": "gpu", "nvidia.com/gpu": "gpu"}, "count": 2, **assigned},
         {"name": "evaluator", "flavors": {"cpu": "default"}},
@@ -194,11 +198,60 @@ def test_an_evaluator_that_is_placed_still_gets_no_gpus() -> None:
     assert pod["spec"]["containers"][0]["resources"] == {"limits": {"memory": "1Gi"}}
 
 
-@pytest.mark.parametrize("field", ["topologyAssignment", "delayedTopologyRequest"])
-def test_a_topology_is_refused(field: str) -> None:
-    found = admission_of(conditions=ADMITTED, **{field: {"levels": ["rack"]}})
+KUEUE = "kueue.x-k8s.io"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "request_"),
+    [
+        ({}, {}),
+        ({"podset-required-topology": "rack"}, {"required": "rack"}),
+        ({"podset-preferred-topology": "rack"}, {"preferred": "rack"}),
+        ({"podset-unconstrained-topology": "true"}, {"unconstrained": True}),
+        ({"podset-unconstrained-topology": "False"}, {"unconstrained": False}),
+        (
+            {"podset-slice-required-topology": "rack", "podset-slice-size": "2"},
+            {"podSetSliceRequiredTopology": "rack", "podSetSliceSize": 2},
+        ),
+        (
+            {"podset-required-topology": "rack", "podset-group-name": "all"},
+            {"required": "rack", "podSetGroupName": "all"},
+        ),
+        # The API server names the field in its refusal.
+        ({"podset-unconstrained-topology": "maybe"}, {"unconstrained": "maybe"}),
+        ({"podset-slice-size": "two"}, {"podSetSliceSize": "two"}),
+    ],
+)
+def test_a_pod_template_asks_for_a_place_in_the_topology(
+    annotations: dict[str, str], request_: dict[str, Any]
+) -> None:
+    asked = {f"{KUEUE}/{name}": text for name, text in annotations.items()}
+    for pods in build_pod_sets(job_with(asked)):
+        assert pods["topologyRequest"] == {**request_, "podIndexLabel": "trainjob.dev/index"}
+
+
+def job_with(annotations: dict[str, str], **changes: Any) -> TrainJob:
+    """Return a job with these annotations in its template."""
+    manifest = build_queued_job(uid="some-uid", **changes)
+    manifest["spec"]["template"]["metadata"] = {"annotations": annotations}
+    return parse(manifest)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_pod_that_is_placed_by_topology_waits_at_a_gate_for_its_node(asks: bool) -> None:
+    asked = {f"{KUEUE}/podset-required-topology": "rack"} if asks else {}
+    job = job_with(asked, pod={"schedulingGates": [{"name": "own"}]})
+    found = admission_of(job, conditions=ADMITTED, topologyAssignment={"levels": ["rack"]})
     assert found is not None
-    assert "topology" in found.refusal
+    placed = placed_job(job, found.placements)
+    pod = build_pod(placed, role="worker", index=1, incarnation=1, attempt=1, avoided=["lost"])
+    labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
+    assert (labels[f"{KUEUE}/podset"], labels["trainjob.dev/index"]) == ("worker", "1")
+    implied = {} if asks else {f"{KUEUE}/podset-unconstrained-topology": "true"}
+    assert annotations == {**asked, **implied, f"{KUEUE}/workload": workload_name("digits", "some-uid")}
+    assert pod["spec"]["schedulingGates"] == [{"name": "own"}, {"name": f"{KUEUE}/topology"}]
+    assert "affinity" not in pod["spec"]  # Kueue knows which nodes are lost
+    assert found.placements["evaluator"].gates == ()
 
 
 def test_a_workload_of_another_owner_is_none_of_the_jobs() -> None:

@@ -34,6 +34,7 @@ Manifest = dict[str, Any]
 
 BUNDLE = Bundle(b"the agent's program", b"the controller's key")
 POSITIONS = "visibility.kueue.x-k8s.io", "localqueues/pendingworkloads", "get"
+HOSTNAME = "kubernetes.io/hostname"
 CPU = {"resources": {"requests": {"cpu": "1"}}}
 
 
@@ -303,23 +304,41 @@ async def test_what_an_admission_check_adds_reaches_the_pods(place: Place) -> No
     await place.is_("dear", "Queued", "over budget")
 
 
-async def test_nodes_that_are_assigned_by_topology_are_refused_and_their_quota_given_back(
-    place: Place,
-) -> None:
-    make_nodes(place.cluster, 3, 4, pool="gpu")
-    place.kueue.make_topology(place.namespace)
-    place.kueue.make_queue(place.namespace, 3, flavor={"topologyName": place.namespace})
-    await place.submit("x")
-    sentence = "it assigns nodes by topology, which this controller can't follow; name another queue"
-    await place.is_("x", "Queued", f"waiting in queue research: {sentence}")
+async def test_workers_are_placed_by_topology_in_the_order_of_racks(place: Place) -> None:
+    make_nodes(place.cluster, 3, 2, pool="gpu")
+    for node, rack in (("node-0", "b"), ("node-1", "a"), ("node-2", "a")):
+        place.cluster.kubectl("label", "node", node, f"rack={rack}", "--overwrite")
+    place.kueue.make_topology(place.namespace, "rack", HOSTNAME)
+    place.kueue.make_queue(place.namespace, 100, flavor={"topologyName": place.namespace})
 
-    async def conditions() -> dict[str, str]:
-        found = place.workload_of("x")["status"]["conditions"]
-        return {condition["type"]: condition["status"] for condition in found}
+    async def nodes_of(name: str) -> list[str]:
+        pods = sorted(
+            await place.pods(name), key=lambda pod: int(pod["metadata"]["labels"]["trainjob.dev/index"])
+        )
+        assert {"schedulingGates" in pod["spec"] for pod in pods} == {False}
+        return [pod["spec"]["nodeSelector"][HOSTNAME] for pod in pods]
 
-    await eventually(conditions, lambda found: found["QuotaReserved"] == "False", guard=60)
-    assert await place.pods("x") == []
-    await place.is_("x", "Queued", sentence)
+    trainer = {"name": "trainer", "image": "example.com/x:1", "command": ["python", "train.py"], **CPU}
+    together = {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}}
+    compact = {"metadata": together, "spec": {"containers": [trainer]}}
+    await place.submit("compact", workers=4, evaluator=False, template=compact)
+    await place.is_("compact", "Running")
+    assert await nodes_of("compact") == ["node-1", "node-1", "node-2", "node-2"]
+    await place.submit("second", workers=4, evaluator=False, template=compact)
+    await place.is_("second", "Queued", "topology")
+
+    (pod,) = [each for each in await place.pods("compact") if "-worker-3-" in each["metadata"]["name"]]
+    await place.admin.delete(PODS, place.namespace, pod["metadata"]["name"], uid="")
+    await place.is_("compact", "Running", "attempt 2")
+    assert await nodes_of("compact") == ["node-1", "node-1", "node-2", "node-2"]
+
+    await end(place, "compact", "Complete")
+    await place.is_("second", "Running")
+    await end(place, "second", "Complete")
+    await place.submit("anywhere", workers=6, evaluator=False)
+    await place.is_("anywhere", "Running")
+    nodes = await nodes_of("anywhere")
+    assert nodes == sorted(nodes, key=["node-1", "node-2", "node-0"].index)
 
 
 async def test_quota_is_borrowed_from_a_cohort_until_its_owner_wants_it(place: Place) -> None:

@@ -7,6 +7,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-oldest" / "bin" / "python"
 EXTRAS = (ROOT / "trainer" / "pyproject.toml").read_text()

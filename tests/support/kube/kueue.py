@@ -153,9 +153,9 @@ class Kueue:
         check = {"controllerName": f"{GROUP}/multikueue", "parameters": parameters}
         self._apply("AdmissionCheck", {"name": name}, check)
 
-    def make_topology(self, name: str) -> None:
-        """Create a topology in which each node is a place of its own."""
-        self._apply("Topology", {"name": name}, {"levels": [{"nodeLabel": "kubernetes.io/hostname"}]})
+    def make_topology(self, name: str, *levels: str) -> None:
+        """Create a topology of these node labels, the widest first."""
+        self._apply("Topology", {"name": name}, {"levels": [{"nodeLabel": label} for label in levels]})
 
     def patch_status(self, kind: str, name: str, status: Manifest, *words: str) -> None:
         patch = json.dumps({"status": status})

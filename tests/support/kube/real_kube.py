@@ -112,7 +112,7 @@ class RealKubelet:
 
     async def _see_to(self, pod: Manifest) -> None:
         phase = pod["status"]["phase"]
-        if phase == "Pending":
+        if phase == "Pending" and not pod["spec"].get("schedulingGates"):
             await self._set(pod, "Running", {"running": {"startedAt": now()}})
         elif phase == "Running" and (code := self.exit_code(pod)) is not None:
             ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now()}

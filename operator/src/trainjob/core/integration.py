@@ -59,6 +59,7 @@ class Placement:
     annotations: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
+    gates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,9 @@ def placed_job(job: TrainJob, placements: Mapping[str, Placement]) -> TrainJob:
             "nodeSelector": {**mapping_at(spec, "nodeSelector"), **placement.node_selector},
             "tolerations": [*(spec.get("tolerations") or ()), *placement.tolerations],
         }
+        if placement.gates:
+            gates = [{"name": name} for name in placement.gates]
+            placed["schedulingGates"] = [*(spec.get("schedulingGates") or ()), *gates]
         template["metadata"] = {
             **metadata,
             "labels": {**mapping_at(metadata, "labels"), **placement.labels},

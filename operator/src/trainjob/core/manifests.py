@@ -319,7 +319,7 @@ def build_pod(
         agent_port=AGENT_PORT,
     )
     annotations = {}
-    if avoided:
+    if avoided and not template["spec"].get("schedulingGates"):  # who takes a gate off chooses the node
         annotations[AVOIDED_NODES] = ",".join(sorted(avoided))
         template["spec"]["affinity"] = _avoiding(template["spec"], sorted(avoided))
     return _merge(template, overlay, annotations)

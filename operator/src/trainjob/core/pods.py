@@ -425,7 +425,13 @@ def _is_disrupted(status: Mapping[str, Any]) -> bool:
     reason = str(status.get("reason"))
     if reason in _DISRUPTED_BY_CLUSTER or reason.startswith(_NO_ROOM):
         return True
-    return _condition(status, "DisruptionTarget").get("status") == "True"
+    return bool(_disruption(status))
+
+
+def _disruption(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the condition of a pod that the cluster takes away; Kueue has its own for one without a node."""
+    conditions = (_condition(status, kind) for kind in ("DisruptionTarget", "TerminatedByKueue"))
+    return next((found for found in conditions if found.get("status") == "True"), {})
 
 
 def _is_overdue(spec: Mapping[str, Any], status: Mapping[str, Any], ended: Mapping[str, Any] | None) -> bool:
@@ -439,7 +445,7 @@ def _is_overdue(spec: Mapping[str, Any], status: Mapping[str, Any], ended: Mappi
 
 def _end_reason(status: Mapping[str, Any], ended: Mapping[str, Any] | None, disrupted: bool) -> str:
     if disrupted:
-        return status.get("reason") or _condition(status, "DisruptionTarget").get("reason") or "Disrupted"
+        return status.get("reason") or _disruption(status).get("reason") or "Disrupted"
     return (ended or {}).get("reason") or status.get("reason") or ""
 
 

@@ -59,6 +59,7 @@ _CONDITIONS = {
     "PodScheduled": (*_CONDITION, "lastTransitionTime"),
     "Ready": _CONDITION,
     "DisruptionTarget": _CONDITION,
+    "TerminatedByKueue": _CONDITION,
     "PodResizePending": _CONDITION,
 }
 

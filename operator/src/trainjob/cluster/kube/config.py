@@ -177,7 +177,9 @@ class _Kubeconfig:
     def _read_token(self, refused: bool) -> str:
         if refused:
             self._load()
-        return str(self._configuration.get_api_key_with_prefix("authorization") or "")
+        # Version 36 of the client has renamed the key.
+        name = "BearerToken" if "BearerToken" in self._configuration.api_key else "authorization"
+        return str(self._configuration.get_api_key_with_prefix(name) or "")
 
     def _load(self) -> None:
         try:

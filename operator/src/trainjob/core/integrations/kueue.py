@@ -94,7 +94,7 @@ def _workload_fields(workload: Manifest) -> Manifest:
     """Leave out the pod templates, of which the job has its own."""
     spec = mapping_at(workload, "spec")
     sets = [
-        {key: pods[key] for key in ("name", "count") if key in pods}
+        {key: pods[key] for key in ("name", "count", "topologyRequest") if key in pods}
         for _, pods in objects_at(spec, "podSets")
     ]
     return {"spec": {**spec, "podSets": sets}, "status": mapping_at(workload, "status")}
@@ -278,7 +278,7 @@ def _is_held(observed: Observed) -> bool:
     if not state.version:
         # A controller that was installed again without Kueue leaves running jobs alone.
         return observed.status.start_time is None or is_true(observed.status, QUEUED)
-    return state.admission is None or bool(state.admission.refusal)
+    return state.admission is None
 
 
 def _admitted(observed: Observed, now: datetime) -> Plan:
@@ -301,8 +301,6 @@ def _why_held(observed: Observed) -> tuple[str, str]:
         return "Created", f"{waiting}{_not_adopted(observed)}"
     if found is None:
         return "Created", f"{waiting}{_missing_class(observed)}"
-    if why := _refused(observed, found):
-        return "Refused", f"{waiting}: {why}; name another queue"
     if found.deleting:
         return "WorkloadDeleted", f"{waiting}: its Workload {found.name} was deleted"
     if found.inactive:
@@ -366,15 +364,6 @@ def _recheck(observed: Observed, now: datetime) -> timedelta | None:
     return RECHECK if lacks else None
 
 
-def _refused(observed: Observed, found: Workload) -> str:
-    """Return why this controller refuses the admission by this queue, now or before; or an empty text."""
-    state = _state_of(observed)
-    if state.admission is not None and state.admission.refusal:
-        return state.admission.refusal
-    is_known = found.inactive not in ("", _SUSPENDED) and found.queue == state.queue
-    return found.inactive if is_known else ""
-
-
 # The Workload, which follows each decision.
 
 
@@ -383,7 +372,6 @@ def _ref(observed: Observed, workload: Workload) -> ObjectRef:
     return ObjectRef("Workload", observed.meta.namespace, workload.name, workload.uid, api_version)
 
 
-_SUSPENDED = "suspended"
 _AT_ONCE = ("Preempted", "NodeFailures")
 """Reasons of evictions after which Kueue may admit the job again at once."""
 
@@ -421,7 +409,7 @@ def _spec_changes(observed: Observed, found: Workload) -> dict[str, Any]:
         return {}
     job = observed.effective_job
     spec: dict[str, Any] = {}
-    inactive = _SUSPENDED if job.spec.suspend else _refused(observed, found)
+    inactive = "suspended" if job.spec.suspend else ""
     changes: dict[str, Any] = {}
     if inactive != found.inactive:
         changes["metadata"] = {"annotations": {INACTIVE: inactive or None}}

@@ -15,6 +15,7 @@ from trainjob.api.errors import mapping_at, objects_at
 from trainjob.core.integration import Placement
 from trainjob.core.manifests import Manifest, role_template
 from trainjob.core.names import (
+    LABEL_INDEX,
     PREBUILT,
     QUEUE_NAME,
     controller_uid,
@@ -35,6 +36,22 @@ PRIORITY_CLASS = f"{GROUP}/priority-class"
 
 INACTIVE = "trainjob.dev/inactive"
 """On a Workload that this controller deactivated: why. If Kueue or a person did, it is absent."""
+
+POD_SET, POD_WORKLOAD = f"{GROUP}/podset", f"{GROUP}/workload"
+"""On a pod that is placed by topology, by which Kueue finds it: a label, and an annotation."""
+
+TOPOLOGY_GATE = f"{GROUP}/topology"
+"""Kueue takes this gate off a pod when it gives the pod the labels of its node."""
+
+_TOPOLOGY_REQUESTS = {
+    "required": f"{GROUP}/podset-required-topology",
+    "preferred": f"{GROUP}/podset-preferred-topology",
+    "unconstrained": f"{GROUP}/podset-unconstrained-topology",
+    "podSetSliceRequiredTopology": f"{GROUP}/podset-slice-required-topology",
+    "podSetSliceSize": f"{GROUP}/podset-slice-size",
+    "podSetGroupName": f"{GROUP}/podset-group-name",
+}
+"""The fields of a pod set's topology request, and the annotations of a pod template that ask for them."""
 
 ADMITTED, QUOTA_RESERVED, EVICTED = "Admitted", "QuotaReserved", "Evicted"
 FINISHED, REQUEUED, PODS_READY = "Finished", "Requeued", "PodsReady"
@@ -85,6 +102,7 @@ class Workload:
         deleting: whether its deletion was requested; its finalizer delays it.
         inactive: why this controller deactivated it; empty if it didn't.
         counts: the pods that are asked for, by role.
+        topologies: what their places are to be, by role, as in its spec.
         priority: class and value, as in its spec.
         assignments: Kueue's decision about the pods of each role; empty without quota.
         checks: the admission checks.
@@ -101,6 +119,7 @@ class Workload:
     finalizers: tuple[str, ...]
     inactive: str
     counts: Mapping[str, int]
+    topologies: Mapping[str, Mapping[str, Any]]
     priority: Manifest
     conditions: tuple[Condition, ...]
     assignments: tuple[Mapping[str, Any], ...]
@@ -142,6 +161,9 @@ def read_workload(manifest: Mapping[str, Any] | None, uid: str | None) -> Worklo
         finalizers=tuple(meta.get("finalizers") or ()),
         inactive=mapping_at(meta, "annotations").get(INACTIVE, ""),
         counts={pods["name"]: pods.get("count", 1) for _, pods in objects_at(spec, "podSets")},
+        topologies={
+            pods["name"]: mapping_at(pods, "topologyRequest") for _, pods in objects_at(spec, "podSets")
+        },
         # v1beta1 stores an empty source where there is none.
         priority={key: spec[key] for key in _PRIORITY_FIELDS if spec.get(key) not in (None, "")},
         conditions=tuple(c for _, c in objects_at(status, "conditions")),
@@ -218,11 +240,28 @@ def build_pod_sets(job: TrainJob) -> list[Manifest]:
             "name": role,
             "count": count,
             "template": {"metadata": kept, "spec": template["spec"]},
+            "topologyRequest": _topology_request(mapping_at(metadata, "annotations")),
         }
         if role == "worker" and job.spec.worker.min_replicas is not None:
             pods["minCount"] = job.spec.worker.min_replicas
         sets.append(pods)
     return sets
+
+
+def _topology_request(annotations: Mapping[str, str]) -> Manifest:
+    """Return the places that a pod template asks for; pods are ranked by index wherever they are placed.
+
+    What is neither a number nor a truth value goes to the API server as it is, whose refusal names the field.
+    """
+    asked = {field: annotations.get(name) for field, name in _TOPOLOGY_REQUESTS.items()}
+    request: Manifest = {field: text for field, text in asked.items() if text is not None}
+    if "unconstrained" in request:
+        request["unconstrained"] = {"true": True, "false": False}.get(
+            request["unconstrained"].lower(), request["unconstrained"]
+        )
+    if request.get("podSetSliceSize", "").isdecimal():
+        request["podSetSliceSize"] = int(request["podSetSliceSize"])
+    return {**request, "podIndexLabel": LABEL_INDEX}
 
 
 def build_priority(job: TrainJob, version: str, objects: QueueObjects) -> Manifest:
@@ -260,12 +299,10 @@ class Admission:
     Attributes:
         counts: how many pods of each role may run.
         placements: by role.
-        refusal: why the job's pods can't be what Kueue wants; empty if they can.
     """
 
     counts: Mapping[str, int]
     placements: Mapping[str, Placement]
-    refusal: str = ""
 
 
 def read_admission(workload: Workload, objects: QueueObjects) -> Admission | None:
@@ -274,29 +311,38 @@ def read_admission(workload: Workload, objects: QueueObjects) -> Admission | Non
         return None
     counts: dict[str, int] = {}
     placements: dict[str, Placement] = {}
-    refusal = ""
     for assigned in workload.assignments:
         role = assigned["name"]
         flavors = dict.fromkeys(mapping_at(assigned, "flavors").values())
         if not all(name in objects.flavors for name in flavors):
             return None
         counts[role] = assigned.get("count", workload.counts.get(role, 0))
-        if assigned.get("topologyAssignment") or assigned.get("delayedTopologyRequest"):
-            refusal = "it assigns nodes by topology, which this controller can't follow"
         parts = [_of_flavor(objects.flavors[name]) for name in flavors]
+        parts += [_of_topology(workload, role)] if assigned.get("topologyAssignment") else []
         parts += [_of_update(update) for update in _updates(workload, role)]
         placements[role] = Placement(
             labels={key: value for part in parts for key, value in part.labels.items()},
             annotations={key: value for part in parts for key, value in part.annotations.items()},
             node_selector={key: value for part in parts for key, value in part.node_selector.items()},
             tolerations=tuple(toleration for part in parts for toleration in part.tolerations),
+            gates=tuple(gate for part in parts for gate in part.gates),
         )
-    return Admission(counts, placements, refusal)
+    return Admission(counts, placements)
 
 
 def _of_flavor(spec: Mapping[str, Any]) -> Placement:
     tolerations = tuple(toleration for _, toleration in objects_at(spec, "tolerations"))
     return Placement(node_selector=mapping_at(spec, "nodeLabels"), tolerations=tolerations)
+
+
+def _of_topology(workload: Workload, role: str) -> Placement:
+    """Return what a pod needs for Kueue to place it: it waits at a gate until Kueue names its node."""
+    is_asked = any(field in workload.topologies[role] for field in _TOPOLOGY_REQUESTS)
+    # Without any of these annotations Kueue doesn't see that the pod is placed by topology.
+    implied = {} if is_asked else {_TOPOLOGY_REQUESTS["unconstrained"]: "true"}
+    return Placement(
+        labels={POD_SET: role}, annotations={POD_WORKLOAD: workload.name, **implied}, gates=(TOPOLOGY_GATE,)
+    )
 
 
 def _of_update(update: Mapping[str, Any]) -> Placement:
