@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["support.golden"]
+pytest_plugins = ["support.golden", "support.tested"]
 
 # Machines are shared and slow at times: how long an example takes says nothing about the code.
 settings.register_profile(

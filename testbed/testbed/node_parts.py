@@ -86,7 +86,7 @@ def kubelet(plane: ControlPlane, node: Node) -> Component:
         tlsCertFile=str(certificate), tlsPrivateKeyFile=str(key),
         address=address, clusterDNS=[node.network.network.dns], clusterDomain="cluster.local",
         resolvConf=str(folder / "resolv.conf"), containerRuntimeEndpoint=f"unix://{containerd.SOCKET}",
-        cgroupDriver="cgroupfs", cgroupRoot=node.cgroup, enforceNodeAllocatable=[],
+        cgroupDriver="cgroupfs", failCgroupV1=False, cgroupRoot=node.cgroup, enforceNodeAllocatable=[],
         failSwapOn=False, oomScoreAdj=0, imageGCHighThresholdPercent=100, imageGCLowThresholdPercent=99,
         evictionHard={"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
                       "imagefs.available": "0%", "imagefs.inodesFree": "0%"},

@@ -40,12 +40,14 @@ class PlainCluster(Cluster):
         launch(self._plane, self._runner, [self._plane.api_server()])
 
 
-def start(name: str, *, die_with_us: bool) -> PlainCluster:
+def start(name: str, *, die_with_us: bool, gates: tuple[str, ...] = (), served: str = "") -> PlainCluster:
     """Starts a control plane in the folder `name` and returns once its controllers work.
 
     Args:
         name: The folder under `places.state()`; all that it held before is ended and deleted.
         die_with_us: The control plane ends with this process, however it ends.
+        gates: Feature gates that are off by default.
+        served: A version of an API that isn't served by default.
     """
     need_tools("openssl")
     folder = state() / name
@@ -55,8 +57,14 @@ def start(name: str, *, die_with_us: bool) -> PlainCluster:
     api_port, etcd_port, peer_port = free_ports(3)
     addresses = Addresses("127.0.0.1", api_port, etcd_port, peer_port, "10.96.0.0/16", "10.96.0.1")
     # Debian's etcd can't serve WatchList. With it, a watch of kwok's, which begins with what is there, fails.
-    server = ("--endpoint-reconciler-type=none", "--feature-gates=WatchList=false")
-    options = Options(api_server=server, controllers=("*", *ABSENT))
+    opened = [f"{gate}=true" for gate in gates]
+    server = (
+        "--endpoint-reconciler-type=none",
+        f"--feature-gates={','.join(['WatchList=false', *opened])}",
+        *((f"--runtime-config={served}=true",) if served else ()),
+    )
+    manager = (f"--feature-gates={','.join(opened)}",) if gates else ()
+    options = Options(api_server=server, controllers=("*", *ABSENT), controller_manager=manager)
     plane = ControlPlane(folder, addresses, options)
     runner = Plain(folder, die_with_us=die_with_us)
     launch(plane, runner, [plane.etcd(), plane.api_server()])

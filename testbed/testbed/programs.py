@@ -6,6 +6,7 @@ that changes with everything that went into it.
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ KIND = ("kind", "kubeadm", "etcd", "coredns-kubeadm", "local-path-provisioner", 
 FLAGS = ("-trimpath", "-mod=readonly", "-buildvcs=false")
 
 
+KUBERNETES = "kubernetes-oldest" if os.environ.get("TESTBED_KUBERNETES") == "oldest" else "kubernetes"
+"""The folder of the version that the cluster runs: the newest, or the oldest that the tests run with."""
+
+
 @dataclass(frozen=True)
 class Source:
     """What a program is built from: a folder with a go.mod, and a package in its reach."""
@@ -48,7 +53,7 @@ class Source:
     @property
     def link_flags(self) -> str:
         """Strips symbols; Kubernetes' programs also learn their version, or they would report v0.0.0."""
-        if self.module not in {"kubernetes", "kubeadm"}:
+        if self.module not in {KUBERNETES, "kubeadm"}:
             return "-s -w"
         major, minor, _ = kubernetes_version().lstrip("v").split(".")
         values = {"gitVersion": kubernetes_version(), "gitMajor": major, "gitMinor": minor}
@@ -86,16 +91,16 @@ OTHERS = {
 
 
 def kubernetes_version() -> str:
-    """The version that go.mod pins, such as v1.34.1."""
-    text = (GO_MODULES / "kubernetes" / "go.mod").read_text()
+    """The version that go.mod pins, such as v1.37.2."""
+    text = (GO_MODULES / KUBERNETES / "go.mod").read_text()
     found = re.search(r"k8s\.io/kubernetes (v\d+\.\d+\.\d+)", text)
-    assert found, "go/kubernetes/go.mod names no version of Kubernetes"
+    assert found, f"go/{KUBERNETES}/go.mod names no version of Kubernetes"
     return found[1]
 
 
 def source(name: str) -> Source:
     """Where a program's source is."""
-    return OTHERS.get(name) or Source("kubernetes", f"k8s.io/kubernetes/cmd/{name}")
+    return OTHERS.get(name) or Source(KUBERNETES, f"k8s.io/kubernetes/cmd/{name}")
 
 
 def program(name: str) -> Path:

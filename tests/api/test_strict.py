@@ -23,13 +23,13 @@ SCHEMA = json.loads(pkgutil.get_data("trainjob.api", "pod_schema.json") or b"")
 
 REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     # names of fields
-    (f"{TRAINER}.evn", [], "", 'unknown field of Container in Kubernetes 1.34; did you mean "env"?'),
+    (f"{TRAINER}.evn", [], "", 'unknown field of Container in Kubernetes 1.37; did you mean "env"?'),
     (f"{TRAINER}.readinessprobe", {}, "", 'did you mean "readinessProbe"?'),
     (f"{TRAINER}.volumes", [], "", f"; it is a field of {POD}: indent it less"),
     (f"{TRAINER}.maxRestarts", 1, "", "; it is a field of spec: indent it less"),
     (f"{TRAINER}.limits", {}, "", '; it is a field of "resources": put it below that'),
     ("spec.template.containers", [], "", '; it is a field of "spec": put it below that'),
-    (f"{POD}.someday", 1, "", "unknown field of PodSpec in Kubernetes 1.34; if your cluster is newer"),
+    (f"{POD}.someday", 1, "", "unknown field of PodSpec in Kubernetes 1.37; if your cluster is newer"),
     (f"{POD}.volumes", [{"name": "a", "configmap": {}}], "[0].configmap", 'did you mean "configMap"?'),
     # types
     (f"{TRAINER}.stdin", "yes", "", 'must be true or false, got "yes"'),

@@ -119,6 +119,7 @@ def test_permissions_for_kueue_only_where_it_is(
     ("enabled", "served", "is_on"),
     [
         ("auto", "", False),
+        ("auto", "scheduling.k8s.io/v1beta1/PodGroup", True),
         ("auto", "scheduling.x-k8s.io/v1alpha1/PodGroup", True),
         ("auto", "scheduling.volcano.sh/v1beta1/PodGroup", True),
         ("auto", "scheduling.x-k8s.io/v1alpha1/ElasticQuota", False),
@@ -139,7 +140,7 @@ def test_permissions_for_gangs_only_where_they_are(
         if rule["resources"] == ["podgroups"]
     ]
     kind = "Role" if namespace else "ClusterRole"
-    wanted = [(kind, [group]) for group in ("scheduling.x-k8s.io", "scheduling.volcano.sh")]
+    wanted = [(kind, rule["apiGroups"]) for rule in GANG_RULES]
     assert groups == (wanted if is_on else [])
     assert ("--gangs" in release.container["args"]) == is_on
 

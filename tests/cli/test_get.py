@@ -14,7 +14,7 @@ from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import RUNNING, Beside, call, stored_job, stored_pod
 from support.golden import Golden
-from trainjob.cluster.protocol import DEEPEST_OBJECT
+from support.kube.apiobjects import DEEP
 
 
 def test_a_table(api: CliServer) -> None:
@@ -47,7 +47,7 @@ def test_one_as_deep_as_the_api_server_takes_hides_no_others(api: CliServer, tmp
     sys.setrecursionlimit(100_000)  # of the server
     try:
         deep: dict[str, Any] = {}
-        for _ in range(DEEPEST_OBJECT - 20):
+        for _ in range(DEEP - 20):
             deep = {"a": deep}
         job = stored_job("Pending", name="deep")
         job["spec"]["template"]["spec"]["x"] = deep

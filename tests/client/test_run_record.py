@@ -139,12 +139,14 @@ def test_a_folder_may_vanish_while_its_files_are_looked_for(
 
     def scan(path: Any) -> Any:
         for folder in (logs / "replicas", tmp_path):
-            if str(path) == str(folder) and folder not in removed:
+            if str(path).rstrip("/") == str(folder) and folder not in removed:
                 removed.append(folder)
                 shutil.rmtree(folder)
         return real(path)
 
     monkeypatch.setattr("os.scandir", scan)
+    if sys.version_info >= (3, 13):  # whose paths have kept the function
+        monkeypatch.setattr("glob._StringGlobber.scandir", staticmethod(scan))
     assert log_files(tmp_path) == {}
     assert not results_in(tmp_path).has_events
     assert not results_in(tmp_path).has_checkpoints

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from support.kube.apiobjects import DEEP
 from support.kube.controller import ControllerServer
 from support.kube.kube_cluster import running, until
 from support.world.jobs import build_job
 from trainjob.cluster.kube.config import Access
-from trainjob.cluster.protocol import DEEPEST_OBJECT, allow_deep_objects
+from trainjob.cluster.protocol import DEEPEST_OBJECT, allow_deep_objects, read_json
 from trainjob.controller.operator import Operator
 from trainjob.controller.process_settings import OperatorSettings
 
@@ -28,7 +29,7 @@ def _limit() -> Iterator[None]:
 def build_deep_job() -> dict[str, Any]:
     job = build_job(name="deep")
     deep: dict[str, Any] = {}
-    for _ in range(DEEPEST_OBJECT - AROUND):
+    for _ in range(DEEP - AROUND):
         deep = {"a": deep}
     job["spec"]["template"]["spec"]["x"] = deep
     return job
@@ -56,6 +57,14 @@ async def test_a_job_as_deep_as_the_api_server_accepts_harms_no_other() -> None:
             server.drop_watches()  # it is in the next list, too
             server.put(build_job())
             await until(lambda: has_pods(server, "digits"))
+
+
+def test_what_the_api_server_sends_can_be_read() -> None:
+    allow_deep_objects()
+    deep = read_json(b'{"a":' * DEEPEST_OBJECT + '"\u00fc"'.encode() + b"}" * DEEPEST_OBJECT)
+    for _ in range(DEEPEST_OBJECT):
+        deep = deep["a"]
+    assert deep == "\u00fc"
 
 
 def test_a_higher_limit_is_left_as_it_is() -> None:

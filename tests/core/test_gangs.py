@@ -14,6 +14,7 @@ from trainjob.api import parse
 from trainjob.cluster.protocol import Refused, Unavailable
 from trainjob.core.integrations.podgroups import (
     COSCHEDULING,
+    KUBERNETES,
     VOLCANO,
     PodGroups,
     build_pod_group,
@@ -24,7 +25,7 @@ from trainjob.core.settings import Settings
 
 Manifest = dict[str, Any]
 
-POD_GROUP_APIS = (COSCHEDULING, VOLCANO)
+POD_GROUP_APIS = (KUBERNETES, COSCHEDULING, VOLCANO)
 BOTH = Settings(integrations=(PodGroups(PodGroups.KINDS),))
 LABEL, ANNOTATION = "scheduling.x-k8s.io/pod-group", "scheduling.k8s.io/group-name"
 
@@ -51,8 +52,9 @@ WORKER = ("worker",)
         ("volcano", (COSCHEDULING,), None),
         ("gangs", (VOLCANO,), None),
         ("gangs", (), None),
-        ("default-scheduler", POD_GROUP_APIS, None),
-        ("", POD_GROUP_APIS, None),
+        ("default-scheduler", POD_GROUP_APIS, KUBERNETES),
+        ("", POD_GROUP_APIS, KUBERNETES),
+        ("", (COSCHEDULING, VOLCANO), None),
     ],
 )
 def test_the_scheduler_decides_on_the_kind_of_group(
@@ -80,11 +82,20 @@ OTHER = {"spec": {"containers": [{"name": "trainer", "image": "a", "command": ["
         (build_gang_job(evaluator=False), (WORKER, 2)),
         (with_metadata("labels", LABEL), None),
         (with_metadata("annotations", ANNOTATION), None),
-        (build_gang_job(worker={"replicas": 2, "template": OTHER}), None),
+        (build_gang_job(pod={"schedulerName": "gangs", "schedulingGroup": {"podGroupName": "mine"}}), None),
     ],
 )  # fmt: skip
 def test_members_are_the_training_pods_that_this_scheduler_places(job: Manifest, expected: Any) -> None:
     assert gang_of(job) == (expected and (COSCHEDULING, *expected))
+
+
+def test_members_of_kubernetes_own_gangs_have_one_priority() -> None:
+    job = build_job(chief={"priorityClassName": "high"}, ps={"replicas": 3}, worker={"replicas": 4})
+    assert gang_of(job) == (KUBERNETES, ("worker", "ps"), 7)
+    parsed = parse({**job, "metadata": {**job["metadata"], "uid": "7"}})
+    gang = read_gang(parsed, POD_GROUP_APIS)
+    assert gang is not None
+    assert build_pod_group(parsed, gang)["spec"] == {"schedulingPolicy": {"gang": {"minCount": 7}}}
 
 
 def test_volcanos_group_has_the_templates_queue_and_priority() -> None:
@@ -119,7 +130,7 @@ class GangWorld(World):
 
 @pytest.mark.parametrize(
     ("scheduler", "texts", "name"),
-    [("gangs", "labels", LABEL), ("volcano", "annotations", ANNOTATION)],
+    [("gangs", "labels", LABEL), ("volcano", "annotations", ANNOTATION), ("", "spec", "")],
 )
 async def test_pods_name_their_group_which_the_job_owns(scheduler: str, texts: str, name: str) -> None:
     world = await GangWorld(build_plain_job(pod={"schedulerName": scheduler})).started()
@@ -128,10 +139,14 @@ async def test_pods_name_their_group_which_the_job_owns(scheduler: str, texts: s
         world.group["metadata"]["ownerReferences"][0]["uid"]
         == world.cluster.job(world.key)["metadata"]["uid"]
     )
-    named = {
-        p["metadata"]["labels"]["trainjob.dev/role"]: p["metadata"].get(texts, {}).get(name)
-        for p in world.pods
-    }
+
+    def group_of(pod: Manifest) -> str | None:
+        if texts == "spec":
+            found: str | None = pod["spec"].get("schedulingGroup", {}).get("podGroupName")
+            return found
+        return pod["metadata"].get(texts, {}).get(name)  # type: ignore[no-any-return]
+
+    named = {p["metadata"]["labels"]["trainjob.dev/role"]: group_of(p) for p in world.pods}
     assert named == {"worker": world.group["metadata"]["name"], "evaluator": None}
     assert world.status.state == "Running"
 

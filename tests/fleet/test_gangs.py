@@ -1,4 +1,4 @@
-"""Jobs whose scheduler places their pods together: the real ones of scheduler-plugins and Volcano.
+"""Jobs whose scheduler places their pods together: real ones of Kubernetes, coscheduling and Volcano.
 
 Each is a process beside a control plane of its own. The nodes run nothing: the tests set the states of pods
 that have one. What becomes of a job whose gang waits is real.
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testbed import Cluster
+from testbed import Cluster, programs
 
 from support.kube.chart import CONTROLLER_RULES, GANG_RULES
 from support.kube.gangs import (
     COSCHEDULING,
     DEFAULT,
+    GROUPED,
     VOLCANO,
     NodesKubelet,
     install_pod_groups,
@@ -48,7 +49,7 @@ NODES, CPUS = 3, 2
 
 AT_ONCE = "waiting for nodes for 4 replicas at once: "
 
-SCHEDULERS = (COSCHEDULING, VOLCANO)
+SCHEDULERS = (*([GROUPED] if programs.KUBERNETES == "kubernetes" else []), COSCHEDULING, VOLCANO)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,24 @@ def plane() -> Iterator[Cluster]:
         install_pod_groups(cluster)
         make_nodes(cluster, NODES, CPUS)
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def grouped_plane() -> Iterator[Cluster]:
+    with own_plane("grouped", gates=("GenericWorkload",), served="scheduling.k8s.io/v1beta1") as cluster:
+        install_crd(cluster)
+        make_nodes(cluster, NODES, CPUS)
+        yield cluster
+
+
+KINDS = PodGroups.KINDS[1:]
+"""Those of the other schedulers."""
+
+
+def members_of(spec: Manifest) -> int:
+    return int(
+        spec["schedulingPolicy"]["gang"]["minCount"] if "schedulingPolicy" in spec else spec["minMember"]
+    )
 
 
 class Place:
@@ -82,7 +101,7 @@ class Place:
 
     async def submit(self, name: str, **changes: Any) -> None:
         options: Manifest = {"workers": 4, "container": CPU, "output": OUTPUT}
-        options["pod"] = {"schedulerName": self.scheduler}
+        options["pod"] = {"schedulerName": DEFAULT if self.scheduler == GROUPED else self.scheduler}
         job = build_job(name=name, namespace=self.namespace, **{**options, **changes})
         await self._admin.create(TRAINJOBS, job)
 
@@ -112,9 +131,10 @@ class Place:
 
     async def groups(self) -> dict[str, int]:
         """Return the least number of members of each job's PodGroup."""
-        kinds = ",".join(f"podgroups.{kind.group}" for kind in PodGroups.KINDS)
+        groups = ["scheduling.k8s.io"] if self.scheduler == GROUPED else [kind.group for kind in KINDS]
+        kinds = ",".join(f"podgroups.{group}" for group in groups)
         found = self.cluster.get(kinds, namespace=self.namespace)["items"]
-        return {each["metadata"]["labels"]["trainjob.dev/job"]: each["spec"]["minMember"] for each in found}
+        return {each["metadata"]["labels"]["trainjob.dev/job"]: members_of(each["spec"]) for each in found}
 
     async def have_groups(self, **members: int) -> None:
         await eventually(self.groups, lambda found: found == members)
@@ -139,7 +159,8 @@ class Place:
 
 
 @pytest.fixture(params=SCHEDULERS)
-async def place(plane: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def place(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+    plane: Cluster = request.getfixturevalue("grouped_plane" if request.param == GROUPED else "plane")
     namespace = plane.create_namespace()
     access = grant(plane, namespace, tmp_path, CONTROLLER_RULES + GANG_RULES)
     async with AsyncExitStack() as stack:

@@ -203,7 +203,7 @@ def test_the_plugin_fetches_its_own_version(dist: Path, tmp_path: Path) -> None:
     ],
 )
 def test_the_chart_names_the_image_that_was_tested(dist: Path, given: str, image: str) -> None:
-    command = [program("helm"), "template", "one", dist / f"trainjob-{VERSION}.tgz", "--kube-version=1.34"]
+    command = [program("helm"), "template", "one", dist / f"trainjob-{VERSION}.tgz", "--kube-version=1.37"]
     command += ["--set", given] if given else []
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     kinds = [one for one in yaml.safe_load_all(shown) if one["kind"] in ("Deployment", "Job")]

@@ -27,6 +27,8 @@ GUARD_SECONDS = 900
 def run(*arguments: str) -> str:
     assert PYTHON.exists(), "`make .venv-oldest/.synced` makes the environment with the oldest versions"
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    if "TESTED" in env:
+        env["TESTED"] += ", the oldest"
     command = [str(PYTHON), *arguments]
     done = subprocess.run(  # noqa: PLW1510 - the exit code is looked at
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=GUARD_SECONDS

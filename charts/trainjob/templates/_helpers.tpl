@@ -81,7 +81,7 @@ Not empty if jobs may have PodGroups.
 */}}
 {{- define "trainjob.gangs" -}}
 {{- $apis := .Capabilities.APIVersions }}
-{{- $served := or ($apis.Has "scheduling.x-k8s.io/v1alpha1/PodGroup") ($apis.Has "scheduling.volcano.sh/v1beta1/PodGroup") }}
+{{- $served := or ($apis.Has "scheduling.k8s.io/v1beta1/PodGroup") ($apis.Has "scheduling.x-k8s.io/v1alpha1/PodGroup") ($apis.Has "scheduling.volcano.sh/v1beta1/PodGroup") }}
 {{- if ternary $served .Values.gangs.enabled (eq (toString .Values.gangs.enabled) "auto") }}true{{ end }}
 {{- end }}
 

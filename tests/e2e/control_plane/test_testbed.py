@@ -4,11 +4,12 @@ import json
 
 import pytest
 from testbed import Cluster, KubectlError
+from testbed.programs import kubernetes_version
 
 
 def test_it_is_the_pinned_kubernetes(control_plane: Cluster) -> None:
     version = json.loads(control_plane.kubectl("version", "-o", "json"))
-    assert version["serverVersion"]["gitVersion"].startswith("v1.34.")
+    assert version["serverVersion"]["gitVersion"] == kubernetes_version()
 
 
 def test_a_service_account_may_only_what_a_role_says(

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+
+from trainjob.cluster.protocol import DEEPEST_OBJECT
+
+DEEP = DEEPEST_OBJECT if sys.version_info < (3, 12) else 1_200
+"""Levels that the servers of tests can send: from Python 3.12 on, its encoder in C has a limit of its own."""
 
 Manifest = dict[str, Any]
 Place = tuple[str, str, str]

@@ -20,7 +20,7 @@ CHART = ROOT / "charts/trainjob"
 ALERTS = CHART / "files/alerts.yaml"
 DASHBOARDS = tuple(sorted((CHART / "files").glob("dashboard-*.json")))
 # Helm would otherwise take the version of the Kubernetes libraries that it was built with.
-KUBERNETES = "1.34.1"
+KUBERNETES = "1.37.2"
 NAMESPACE = "trainjob-system"
 NAMESPACED_KINDS = {
     "ConfigMap", "Deployment", "Job", "NetworkPolicy", "Pod", "PodDisruptionBudget", "PrometheusRule", "Role",

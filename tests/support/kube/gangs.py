@@ -22,6 +22,9 @@ Manifest = dict[str, Any]
 DEFAULT, COSCHEDULING, VOLCANO = "default-scheduler", "coscheduling", "volcano"
 """The names that pods have for Kubernetes' own scheduler, the one with coscheduling, and Volcano's."""
 
+GROUPED = f"{DEFAULT} with PodGroups"
+"""Kubernetes' own on a control plane that serves its PodGroups, from 1.37 on."""
+
 CRDS = {
     "scheduler-plugins": "config/crd/bases/scheduling.x-k8s.io_podgroups.yaml",
     "volcano": "config/crd/volcano/bases/*.yaml",
@@ -73,7 +76,7 @@ def running_scheduler(cluster: Cluster, name: str, folder: Path) -> Iterator[Non
 
 def _kubernetes(cluster: Cluster, name: str, folder: Path) -> tuple[str, ...]:
     """Return the command of Kubernetes' scheduler, which scheduler-plugins' is with more plugins."""
-    profile: Manifest = {"schedulerName": name}
+    profile: Manifest = {"schedulerName": DEFAULT if name == GROUPED else name}
     if name == COSCHEDULING:
         gangs = [{"name": "Coscheduling"}]
         profile["plugins"] = {
@@ -93,7 +96,8 @@ def _kubernetes(cluster: Cluster, name: str, folder: Path) -> tuple[str, ...]:
     binary = program("scheduler-plugins" if name == COSCHEDULING else "kube-scheduler")
     # Of what ends a gang's wait, this version of the plugin hears only of new pods and of changed PodGroups.
     again = "--pod-max-in-unschedulable-pods-duration=5s"
-    return str(binary), f"--config={file}", f"--secure-port={port}", f"--cert-dir={folder}", again
+    gates = ("--feature-gates=GenericWorkload=true",) if name == GROUPED else ()
+    return str(binary), f"--config={file}", f"--secure-port={port}", f"--cert-dir={folder}", again, *gates
 
 
 def _volcano(cluster: Cluster, folder: Path) -> tuple[str, ...]:

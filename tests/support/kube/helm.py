@@ -27,10 +27,10 @@ HOOK_SECONDS = 60
 
 
 @contextmanager
-def own_plane(name: str) -> Iterator[Cluster]:
+def own_plane(name: str, **options: Any) -> Iterator[Cluster]:
     """A control plane of its own: the CRD and cluster-wide roles are changed in it."""
     try:
-        yield plain_tier.start(name, die_with_us=True)
+        yield plain_tier.start(name, die_with_us=True, **options)
     finally:
         plain_tier.stop(name)
 

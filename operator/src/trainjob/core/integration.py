@@ -60,6 +60,7 @@ class Placement:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     gates: tuple[str, ...] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,8 @@ def placed_job(job: TrainJob, placements: Mapping[str, Placement]) -> TrainJob:
         if placement.gates:
             gates = [{"name": name} for name in placement.gates]
             placed["schedulingGates"] = [*(spec.get("schedulingGates") or ()), *gates]
+        if placement.group:
+            placed["schedulingGroup"] = {"podGroupName": placement.group}
         template["metadata"] = {
             **metadata,
             "labels": {**mapping_at(metadata, "labels"), **placement.labels},

@@ -220,7 +220,10 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         termination=read_termination_message(read_json(message)) if state is PodState.FAILED else None,
         source=source,
         avoided=frozenset(filter(None, annotations.get(AVOIDED_NODES, "").split(","))),
-        group=labels.get(GROUP_NAME_LABEL) or annotations.get(GROUP_NAME_ANNOTATION) or "",
+        group=labels.get(GROUP_NAME_LABEL)
+        or annotations.get(GROUP_NAME_ANNOTATION)
+        or mapping_at(spec, "schedulingGroup").get("podGroupName")
+        or "",
         memory=_memory_limit(_container_status(status)) or asked,
         memory_asked=asked,
         resize_refusal=_clause(f"{pending.get('reason')}: {pending.get('message') or ''}") if pending else "",

@@ -105,7 +105,7 @@ def _project_pod(pod: Manifest) -> Manifest:
     spec, status = mapping_at(pod, "spec"), mapping_at(pod, "status")
     variables = ({"name": "TF_CONFIG", "value": shorten_tf_config(text)} for text in _tf_configs(spec))
     trainer = _memory(trainer_of(spec)) | _lists(env=variables)
-    kept_spec = _picked(spec, ("nodeName", "activeDeadlineSeconds")) | _lists(
+    kept_spec = _picked(spec, ("nodeName", "activeDeadlineSeconds", "schedulingGroup")) | _lists(
         volumes=(volume for _, volume in objects_at(spec, "volumes") if volume.get("name") == BUNDLE_VOLUME),
         containers=[{"name": TRAINER_CONTAINER, **trainer}] if trainer else (),
         initContainers=(

@@ -22,7 +22,7 @@ from trainjob.cluster.kube.resources import (
 )
 from trainjob.cluster.kube.responses import Expired, error_of_status
 from trainjob.cluster.kube.transport import OnCall, Transport, ignore
-from trainjob.cluster.protocol import Manifest
+from trainjob.cluster.protocol import Manifest, read_json
 
 # Lines from a stream of chunks: an object on one line may be longer than any buffer of the transport.
 
@@ -98,7 +98,7 @@ def read_event(line: bytes) -> WatchEvent:
         ClusterError: the line is an `ERROR` event; `Expired` when the watch's start is too old.
     """
     try:
-        raw = json.loads(line)
+        raw = read_json(line)
         kind, body = raw["type"], raw["object"]
         if kind == "ERROR":
             raise error_of_status(int(body.get("code") or 500), body)
@@ -324,7 +324,7 @@ class ApiClient:
     async def _send(self, request: Request) -> Manifest:
         body = await self._transport.send(request)
         try:
-            answer = json.loads(body)
+            answer = read_json(body)
         except (ValueError, RecursionError) as error:
             raise self._transport.garbled(request, "the answer is no JSON") from error
         if not isinstance(answer, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from trainjob.cluster.protocol import (
     Refused,
     RequestFailure,
     Unavailable,
+    read_json,
 )
 
 LONGEST_WAIT = 60.0
@@ -153,7 +153,7 @@ def _with(failure: RequestFailure, error: ClusterError) -> ClusterError:
 
 def _status_object(body: bytes) -> dict[str, Any] | None:
     try:
-        status = json.loads(body)
+        status = read_json(body)
     except (ValueError, RecursionError):
         return None
     return status if isinstance(status, dict) and status.get("kind") == "Status" else None

@@ -1,7 +1,8 @@
 """Gang scheduling without a queue: a job's PodGroup, whose pods its scheduler places together or not at all.
 
-Sources: scheduler-plugins' plugin Coscheduling, and Volcano's plugin gang. Both count the pods of a group
-that have a node already: so the successor of one pod doesn't wait for others.
+Sources: Kubernetes' own scheduler (KEP 4671, from 1.37 on), scheduler-plugins' plugin Coscheduling, and
+Volcano's plugin gang. All count the pods of a group that have a node already: so the successor of one pod
+doesn't wait for others.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from trainjob.core.names import (
 )
 from trainjob.core.observed import Observed
 
+KUBERNETES = "scheduling.k8s.io/v1beta1"
 COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
 VOLCANO = "scheduling.volcano.sh/v1beta1"
 
-_VOLCANOS_NAME = "volcano"
-_KUBERNETES_NAMES = ("", "default-scheduler")
+_DEFAULT = "default-scheduler"
+_APIS = {_DEFAULT: KUBERNETES, "volcano": VOLCANO}
 
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 """On a pod template: the Volcano queue of its group."""
@@ -56,11 +58,20 @@ class Gang:
     @property
     def placements(self) -> Mapping[str, Placement]:
         """Return what makes the pods of each role its members."""
-        if self.api_version == VOLCANO:
+        if self.api_version == KUBERNETES:
+            placement = Placement(group=self.name)
+        elif self.api_version == VOLCANO:
             placement = Placement(annotations={GROUP_NAME_ANNOTATION: self.name})
         else:
             placement = Placement(labels={GROUP_NAME_LABEL: self.name})
         return dict.fromkeys(self.roles, placement)
+
+    @property
+    def size(self) -> Manifest:
+        """Return the part of the PodGroup's spec that follows the job's size."""
+        if self.api_version == KUBERNETES:
+            return {"schedulingPolicy": {"gang": {"minCount": self.min_member}}}
+        return {"minMember": self.min_member}
 
 
 def read_gang(job: TrainJob, served: tuple[str, ...]) -> Gang | None:
@@ -74,10 +85,12 @@ def read_gang(job: TrainJob, served: tuple[str, ...]) -> Gang | None:
         return None
     templates = {role: role_template(job.spec, role) for role in training_counts(job.spec)}
     scheduler = _scheduler(templates["worker"])
-    api_version = VOLCANO if scheduler == _VOLCANOS_NAME else COSCHEDULING
-    if scheduler in _KUBERNETES_NAMES or api_version not in served:
+    api_version = _APIS.get(scheduler, COSCHEDULING)
+    if api_version not in served:
         return None
     roles = tuple(role for role, template in templates.items() if _scheduler(template) == scheduler)
+    if api_version == KUBERNETES:  # whose gang never gets nodes if a member has another priority
+        roles = tuple(role for role in roles if _priority(templates[role]) == _priority(templates["worker"]))
     if any(_has_group(templates[role]) for role in roles):
         return None  # its user's own
     counts = training_counts(job.spec) | {"worker": _fewest_workers(job.spec)}
@@ -91,13 +104,18 @@ def pod_group_name(job: str, uid: str) -> str:
 
 
 def _scheduler(template: Mapping[str, Any]) -> str:
-    return template["spec"].get("schedulerName") or ""
+    return template["spec"].get("schedulerName") or _DEFAULT
+
+
+def _priority(template: Mapping[str, Any]) -> str:
+    return template["spec"].get("priorityClassName") or ""
 
 
 def _has_group(template: Mapping[str, Any]) -> bool:
     metadata = mapping_at(template, "metadata")
     has_label = GROUP_NAME_LABEL in mapping_at(metadata, "labels")
-    return has_label or GROUP_NAME_ANNOTATION in mapping_at(metadata, "annotations")
+    has_annotation = GROUP_NAME_ANNOTATION in mapping_at(metadata, "annotations")
+    return has_label or has_annotation or "schedulingGroup" in template["spec"]
 
 
 def _fewest_workers(spec: TrainJobSpec) -> int:
@@ -108,15 +126,13 @@ def _fewest_workers(spec: TrainJobSpec) -> int:
 
 def build_pod_group(job: TrainJob, gang: Gang) -> Manifest:
     """Return the PodGroup to create for a job."""
-    spec: Manifest = {"minMember": gang.min_member}
-    if gang.api_version == VOLCANO:  # the other scheduler reads the pods' own priority, and has no queues
-        template = role_template(job.spec, "worker")
-        annotations = mapping_at(mapping_at(template, "metadata"), "annotations")
-        named = {
-            "queue": annotations.get(VOLCANO_QUEUE),
-            "priorityClassName": template["spec"].get("priorityClassName"),
-        }
-        spec |= {key: value for key, value in named.items() if value}
+    template = role_template(job.spec, "worker")
+    annotations = mapping_at(mapping_at(template, "metadata"), "annotations")
+    named = {
+        "queue": annotations.get(VOLCANO_QUEUE) if gang.api_version == VOLCANO else "",
+        # Coscheduling reads the pods' own.
+        "priorityClassName": _priority(template) if gang.api_version != COSCHEDULING else "",
+    }
     return {
         "apiVersion": gang.api_version,
         "kind": "PodGroup",
@@ -126,7 +142,7 @@ def build_pod_group(job: TrainJob, gang: Gang) -> Manifest:
             "labels": job_labels(job.metadata.name),
             "ownerReferences": owner_references(job),
         },
-        "spec": spec,
+        "spec": {**gang.size, **{key: value for key, value in named.items() if value}},
     }
 
 
@@ -138,7 +154,7 @@ def _kind(api_version: str) -> Kind:
 
 
 class PodGroups(Integration):
-    """PodGroups of coscheduling and of Volcano."""
+    """PodGroups of Kubernetes' own scheduler, of coscheduling and of Volcano."""
 
     NAME = "gangs"
     HELP = "Create PodGroups for jobs whose scheduler supports them: all pods are then placed together."
@@ -146,7 +162,7 @@ class PodGroups(Integration):
         "the cluster serves no PodGroup API: replicas are scheduled one by one. After installing it, "
         "restart the controller"
     )
-    KINDS = (_kind(COSCHEDULING), _kind(VOLCANO))
+    KINDS = (_kind(KUBERNETES), _kind(COSCHEDULING), _kind(VOLCANO))
     KEPT_METADATA = (GROUP_NAME_LABEL, GROUP_NAME_ANNOTATION)
 
     def names(self, metadata: Mapping[str, Any]) -> Mapping[str, str]:
@@ -190,6 +206,6 @@ class PodGroups(Integration):
         ref = ObjectRef("PodGroup", observed.meta.namespace, found.name, found.uid, found.api_version)
         if gang is None or not is_to_train(observed, status):
             return (Delete(ref),)
-        if found.spec.get("minMember") == gang.min_member:
+        if found.spec.items() >= gang.size.items():
             return ()
-        return (Patch(ref, found.resource_version, {"spec": {"minMember": gang.min_member}}),)
+        return (Patch(ref, found.resource_version, {"spec": gang.size}),)
