@@ -38,7 +38,7 @@ test: check  ## Check and run all tests, side by side. ARGS='-k name' runs some.
 	    --ignore=tests/keras_own/whole --ignore=tests/gpu $(ARGS)
 
 test-fleet: $(SYNCED) $(OLDEST)  ## Run the tests that take minutes each: fleets, several nodes, other versions. ARGS='-k name' runs some.
-	@$(BIN)/pytest --durations=10 -m nightly tests/fleet tests/e2e tests/multiprocess tests/versions $(ARGS)
+	@$(BIN)/pytest --durations=10 -m nightly tests/fleet tests/e2e tests/multiprocess tests/script_shapes tests/versions $(ARGS)
 
 test-keras: $(SYNCED)  ## Run Keras's own tests under two workers, and every form with 1, 2 and 3. ARGS='-k trainer' runs some.
 	@FORMS_WORKERS=1,2,3 $(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 tests/keras_forms \

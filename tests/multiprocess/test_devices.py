@@ -15,6 +15,9 @@ from support.trainer.processes import REPOSITORY
 SCRIPT = Path(__file__).parent / "scripts" / "two_devices.py"
 
 
+pytestmark = pytest.mark.nightly
+
+
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("output")

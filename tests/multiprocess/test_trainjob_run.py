@@ -72,7 +72,13 @@ def test_the_script_in_the_readme_trains(tmp_path: Path) -> None:
     assert final["metrics"]["accuracy"] >= 0.85
 
 
-@pytest.mark.parametrize("name", SMALL_EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plain_keras", "custom_loop", "parameter_server"),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tfrecords", "mixed_precision")),
+    ],
+)
 def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
     code, printed = finished_run(EXAMPLES / f"{name}.yaml", tmp_path)
     assert code == 0, printed

@@ -35,7 +35,8 @@ def run_attempts(script: Path, root: Path, workers: int) -> list[dict[str, Ended
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_a_script_says_what_one_process_says(shape: Shape, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
+def test_a_script_says_what_one_process_says(workers: int, shape: Shape, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(shape.script)
     (tmp_path / "common.py").symlink_to(HERE / "common.py")
@@ -49,25 +50,22 @@ def test_a_script_says_what_one_process_says(shape: Shape, tmp_path: Path) -> No
     expected = said(alone / "seen")[0]
     assert expected
 
-    for workers in (1, 2):
-        root = tmp_path / str(workers)
-        attempts = run_attempts(script, root, workers)
-        logs = "\n".join(
-            f"{number}: {one.log}" for number, each in enumerate(attempts) for one in each.values()
-        )
-        codes = {one.code for one in attempts[-1].values()}
-        if shape.code and "os._exit(" in shape.script:
-            codes.discard(ExitCode.PEER_LOST)  # one may be gone before another has read its last sum
-        else:
-            codes = {attempts[-1]["worker-0"].code}
-        assert codes == {shape.code}, logs
-        assert (root / "checkpoints" / "final.json").exists() == (shape.code == 0), logs
-        seen = said(root / "seen")
-        assert sorted(seen) == list(range(workers)), logs
-        for replica, values in seen.items():
-            assert values.keys() == expected.keys(), (replica, logs)
-            for name, value in expected.items():
-                assert_alike(values[name], value, f"{name} of worker {replica} of {workers}\n{logs}")
+    root = tmp_path / str(workers)
+    attempts = run_attempts(script, root, workers)
+    logs = "\n".join(f"{number}: {one.log}" for number, each in enumerate(attempts) for one in each.values())
+    codes = {one.code for one in attempts[-1].values()}
+    if shape.code and "os._exit(" in shape.script:
+        codes.discard(ExitCode.PEER_LOST)  # one may be gone before another has read its last sum
+    else:
+        codes = {attempts[-1]["worker-0"].code}
+    assert codes == {shape.code}, logs
+    assert (root / "checkpoints" / "final.json").exists() == (shape.code == 0), logs
+    seen = said(root / "seen")
+    assert sorted(seen) == list(range(workers)), logs
+    for replica, values in seen.items():
+        assert values.keys() == expected.keys(), (replica, logs)
+        for name, value in expected.items():
+            assert_alike(values[name], value, f"{name} of worker {replica} of {workers}\n{logs}")
 
 
 def assert_alike(value: Any, expected: Any, where: str) -> None:

@@ -116,6 +116,7 @@ def fill_the_node(cluster: NodeCluster, namespace: str, *, free: int) -> None:
     cluster.kubectl("wait", "pod/filler", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
 
 
+@pytest.mark.nightly
 def test_where_the_node_has_no_room_larger_pods_come(installed: NodeCluster, restricted: str) -> None:
     installed.apply(faulty_job("cramped", HOARDING, container=SMALL, worker=WORKERS), namespace=restricted)
     wait_for(installed, restricted, "cramped", "jsonpath={.status.state}=Running")

@@ -86,6 +86,7 @@ def test_a_script_created_again_after_its_end_trains_nothing(installed: NodeClus
     assert "had already finished" not in messages[0]
 
 
+@pytest.mark.nightly
 def test_a_notebook_trains_on_the_cluster(installed: NodeCluster, restricted: str, tmp_path: Path) -> None:
     kubeconfig = shutil.copy(installed.kubeconfig, tmp_path / "kubeconfig")
     own = ("config", "set-context", "--current", f"--namespace={restricted}")

@@ -30,15 +30,11 @@ from trainjob.installation.crd_update import VERSION_ANNOTATION
 Schema = dict[str, Any]
 
 _PODS = json.loads((files("trainjob.api") / "pod_schema.json").read_text(encoding="utf-8"))["types"]
-NEWER = {
-    "PodSpec": ("workloadRef", "schedulingGroup", "evictionResponders"),
-    "VolumeMount": ("bindMountOptions",),
-    "EmptyDirVolumeSource": ("mode",),
-}
-"""Fields of Kubernetes 1.35 to 1.37, which `pod_schema.json` doesn't have yet; 1.36 has no `workloadRef`."""
+_REMOVED = {"PodSpec": ("workloadRef",)}
+"""Fields of older versions of Kubernetes (this one of 1.35 alone), which `pod_schema.json` doesn't have."""
 
 FIELDS: dict[str, tuple[str, ...]] = {
-    kind: (*_PODS[kind]["fields"], *NEWER.get(kind, ()))
+    kind: (*_PODS[kind]["fields"], *_REMOVED.get(kind, ()))
     for kind in (
         *("PodTemplateSpec", "PodSpec", "Container", "EnvVar", "VolumeMount", "Volume"),
         *("ResourceRequirements", "Toleration", "Affinity"),
