@@ -59,6 +59,14 @@ def test_each_role_is_a_pod_set_with_the_template_of_its_pods() -> None:
     assert limits == {"chief": None, "worker": {"limits": {"nvidia.com/gpu": 1}}, "evaluator": None}
 
 
+def test_parameters_of_provisioning_requests_reach_the_workload() -> None:
+    parameter = {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": "600"}
+    manifest = build_queued_job(uid="some-uid")
+    manifest["metadata"]["annotations"] = {**parameter, "example.com/other": "1"}
+    assert build_workload(parse(manifest), "v1beta2", OBJECTS)["metadata"]["annotations"] == parameter
+    assert "annotations" not in build_workload(job_of(), "v1beta2", OBJECTS)["metadata"]
+
+
 def test_names_of_workloads_differ_by_job() -> None:
     first, second = (
         build_workload(parse(build_queued_job(uid=uid)), "v1beta2", OBJECTS)["metadata"]["name"]

@@ -142,7 +142,14 @@ RESOURCES = st.sampled_from([{}, {"limits": None}, {"limits": {"cpu": "2"}}, {"l
 conditions = st.fixed_dictionaries(
     {
         "type": st.sampled_from(
-            ["PodScheduled", "Ready", "DisruptionTarget", "PodResizePending", "Initialized"]
+            [
+                "PodScheduled",
+                "Ready",
+                "DisruptionTarget",
+                "PodResizePending",
+                "TerminatedByKueue",
+                "Initialized",
+            ]
         ),
         "status": st.sampled_from(["True", "False"]),
     },
@@ -187,11 +194,22 @@ texts = st.sampled_from(
 )
 
 
-@given(statuses, metas, st.none() | texts, RESOURCES)
+def test_what_kueue_reads_of_a_job_is_kept() -> None:
+    asked = {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": "600"}
+    job = build_job(metadata={"annotations": {**asked, "example.com/other": "1"}})
+    assert project(job)["metadata"]["annotations"] == asked
+
+
+@given(statuses, metas, st.none() | texts, RESOURCES, st.sampled_from([{}, {"podGroupName": "mine"}]))
 def test_any_report_of_a_pod_is_read_alike(
-    status: dict[str, Any], meta: dict[str, Any], tf_config: str | None, resources: dict[str, Any]
+    status: dict[str, Any],
+    meta: dict[str, Any],
+    tf_config: str | None,
+    resources: dict[str, Any],
+    group: dict[str, Any],
 ) -> None:
     pod = build_real_pod(container={"resources": resources})
+    pod["spec"]["schedulingGroup"] = group
     pod["metadata"] |= meta
     pod["status"] = status
     env = pod["spec"]["containers"][0]["env"]

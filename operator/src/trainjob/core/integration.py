@@ -84,7 +84,7 @@ class Integration:
     """What is read of it. Without objects of jobs, nothing is."""
 
     KEPT_METADATA: ClassVar[tuple[str, ...]] = ()
-    """Labels and annotations that are read, of any object."""
+    """How the names of labels and annotations begin that are read, of any object."""
 
     POSITIONS: ClassVar[Kind | None] = None
     """The queues, where their positions can be read."""

@@ -53,7 +53,7 @@ _METADATA = (
     "deletionGracePeriodSeconds",
     "finalizers",
 )
-_MORE_METADATA = frozenset(name for each in INTEGRATIONS for name in each.KEPT_METADATA)
+_OURS = (RESERVED_LABEL_PREFIX, *(name for each in INTEGRATIONS for name in each.KEPT_METADATA))
 _CONDITION = ("type", "status", "reason", "message")
 _CONDITIONS = {
     "PodScheduled": (*_CONDITION, "lastTransitionTime"),
@@ -88,11 +88,7 @@ def _project_metadata(manifest: Manifest) -> Manifest:
 
 
 def _ours(texts: Mapping[str, str]) -> Manifest:
-    return {
-        name: value
-        for name, value in texts.items()
-        if name.startswith(RESERVED_LABEL_PREFIX) or name in _MORE_METADATA
-    }
+    return {name: value for name, value in texts.items() if name.startswith(_OURS)}
 
 
 def _project_job(job: Manifest) -> Manifest:

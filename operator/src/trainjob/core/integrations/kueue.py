@@ -29,6 +29,7 @@ from trainjob.core.integrations.workload import (
     INACTIVE,
     MULTIKUEUE,
     PODS_READY,
+    PROVISIONING,
     QUOTA_RESERVED,
     REQUEUED,
     VISIBILITY_GROUP,
@@ -149,7 +150,7 @@ class Kueue(Integration):
             of_jobs=False,
         ),
     )
-    KEPT_METADATA = (PREBUILT,)
+    KEPT_METADATA = (PREBUILT, PROVISIONING)
     POSITIONS = Kind(VISIBILITY_GROUP, _VERSIONS, "localqueues", "LocalQueue")
 
     def names(self, metadata: Mapping[str, Any]) -> Mapping[str, str]:

@@ -37,6 +37,9 @@ PRIORITY_CLASS = f"{GROUP}/priority-class"
 INACTIVE = "trainjob.dev/inactive"
 """On a Workload that this controller deactivated: why. If Kueue or a person did, it is absent."""
 
+PROVISIONING = f"provreq.{GROUP}/"
+"""On a job, before a parameter of its ProvisioningRequests, which Kueue reads in the Workload."""
+
 POD_SET, POD_WORKLOAD = f"{GROUP}/podset", f"{GROUP}/workload"
 """On a pod that is placed by topology, by which Kueue finds it: a label, and an annotation."""
 
@@ -205,6 +208,7 @@ def build_workload(job: TrainJob, version: str, objects: QueueObjects) -> Manife
         LookupError: the priority class doesn't exist; the message says which.
     """
     meta = job.metadata
+    asked = {key: text for key, text in meta.annotations.items() if key.startswith(PROVISIONING)}
     return {
         "apiVersion": f"{GROUP}/{version}",
         "kind": "Workload",
@@ -212,6 +216,7 @@ def build_workload(job: TrainJob, version: str, objects: QueueObjects) -> Manife
             "name": workload_name(meta.name, meta.uid),
             "namespace": meta.namespace,
             "labels": {**job_labels(meta.name), JOB_UID: meta.uid},
+            **({"annotations": asked} if asked else {}),
             "ownerReferences": owner_references(job),
             "finalizers": [FINALIZER],
         },
