@@ -163,6 +163,7 @@ def test_two_releases_for_a_namespace_each(reinstalled: NodeCluster, restricted:
 
 
 @pytest.mark.testbed  # it starts a registry beside the kubelet
+@pytest.mark.nightly
 def test_a_release_from_a_registry(reinstalled: NodeCluster, tmp_path: Path) -> None:
     cluster = reinstalled
     assert cluster.folder is not None
