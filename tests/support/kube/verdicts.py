@@ -20,7 +20,9 @@ Manifest = dict[str, Any]
 _AT_ONCE = 16
 _DRY = "dryRun=All&fieldValidation=Strict"
 _INCOMPLETE = "some validation rules were not checked"
-_VALUE = re.compile(r'Invalid value: "(?:object|array|string|boolean|integer)": ')
+_VALUE = re.compile(r'Invalid value: (?:(?:"(?:[^"\\]|\\.)*"|true|false|-?[\d.]+): )?')
+"""Before 1.37 the value's type in quotation marks; since then a scalar itself, and of an object nothing."""
+
 _ROOT = "<nil>"
 
 
