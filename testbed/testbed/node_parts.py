@@ -9,7 +9,7 @@ from testbed import containerd
 from testbed.component import Component
 from testbed.control_plane import ControlPlane
 from testbed.network import Network, NodeNetwork
-from testbed.programs import program
+from testbed.programs import KUBERNETES, program
 
 NODE = "testbed"
 KUBELET_CONFIG = "kubelet.json"
@@ -78,6 +78,9 @@ def kubelet(plane: ControlPlane, node: Node) -> Component:
     folder, name, address = node.folder, node.name, node.network.address
     certificate, key = plane.serving_pair(f"kubelet-server-{name}", (f"DNS:{name}", f"IP:{address}"))
     (folder / "resolv.conf").write_text("")  # pods ask the cluster's DNS alone
+    # From 1.35 on a kubelet asks the registry about an image that it has also pulled by another name.
+    policy = {"imagePullCredentialsVerificationPolicy": "NeverVerify"}
+    preloaded = policy if KUBERNETES == "kubernetes" else {}
     config = _configuration(
         folder / KUBELET_CONFIG, "KubeletConfiguration", "kubelet.config.k8s.io/v1beta1",
         authentication={"x509": {"clientCAFile": str(plane.authority)}, "webhook": {"enabled": True},
@@ -91,7 +94,7 @@ def kubelet(plane: ControlPlane, node: Node) -> Component:
         evictionHard={"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
                       "imagefs.available": "0%", "imagefs.inodesFree": "0%"},
         volumePluginDir="/var/lib/kubelet/volume-plugins", registerWithTaints=[], serializeImagePulls=False,
-        syncFrequency="10s", nodeStatusUpdateFrequency="5s", logging={"verbosity": 1},
+        syncFrequency="10s", nodeStatusUpdateFrequency="5s", logging={"verbosity": 1}, **preloaded,
     )  # fmt: skip
     user = plane.kubeconfig(f"system:node:{name}", groups=("system:nodes",))
     words = (f"--config={config}", f"--kubeconfig={user}", f"--hostname-override={name}",

@@ -255,7 +255,22 @@ def test_what_people_see(name: str, installed: NodeCluster, stricken: str) -> No
 
     with contextlib.suppress(TestbedError):
         until(is_as_expected, what=f"what is seen of {name}", seconds=SECONDS, every=0.5)
-    assert seen == expected
+    assert seen == expected, _logs_of(installed, stricken, name)
+
+
+def _logs_of(cluster: NodeCluster, namespace: str, name: str) -> str:
+    """Return what the job's pods that are left have printed, and its events."""
+    words = (
+        "logs",
+        "-l",
+        f"trainjob.dev/job={name}",
+        "-n",
+        namespace,
+        "--prefix",
+        "--tail=100",
+        "--timestamps",
+    )
+    return f"{cluster.kubectl(*words)}\n{cluster.kubectl('describe', f'tj/{name}', '-n', namespace)}"
 
 
 @pytest.mark.parametrize("name", ["hanging", "frozen", "given-up"])
