@@ -96,6 +96,14 @@ def test_texts_of_pods_are_only_texts(status: dict[str, Any]) -> None:
     ElementTree.fromstring(html)  # noqa: S314 - as above
 
 
+def test_what_is_recorded_for_a_cell_is_not_displayed_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    displayed = list[Any]()
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *given: displayed.append(given))
+    assert "Running" in to_html(view(), "namespace ml", {})
+    assert displayed == []
+
+
 def test_a_run_here_shows_the_figures_of_its_leading_replica() -> None:
     report = {"step": 120, "totalSteps": 400, "loss": 0.25, "metrics": {"mae": 0.1}}
     replicas = (

@@ -90,6 +90,7 @@ def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
 
 def test_a_function_trains_from_a_notebook(tmp_path: Path) -> None:
     _, trained, figures, loaded = run_notebook("here", tmp_path, os.environ)
+    assert len([each for each in trained if "text/html" in each.get("data", {})]) == 1
     assert "Complete" in text_of(trained)
     for part in ("step 230/230", "worker-0 finished", "evaluator-0 finished", "<polyline"):
         assert part in html_of(trained)

@@ -104,7 +104,12 @@ def to_html(
     below = [f"{name}  {text}" for name, text in page.rows if name in ("request", "notice")]
     below += map(printable, describe_failure(job, results)) if job.outcome is Outcome.FAILED else ()
     console = Console(
-        record=True, width=_COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor"
+        record=True,
+        width=_COLUMNS,
+        file=StringIO(),
+        force_terminal=True,
+        force_jupyter=False,  # in a notebook it would display what it records
+        color_system="truecolor",
     )
     console.print(draw_page(page, map(Text, below), _COLUMNS))  # every text is only text
     style = "margin:0;line-height:normal;white-space:pre;overflow-x:auto"
