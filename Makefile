@@ -113,7 +113,8 @@ clean:  ## Remove the environment and the runs.
 
 LOCKED := uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml
 
-# Beside what the tests need it takes nothing away. A run compiles what it imports, a third of all files.
+# Beside what the tests need it takes nothing away. A run compiles what it imports, a third of all files. uv starts a
+# Python that would be in the locale C.
 $(READY): $(LOCKED) | $(UV)
 	LC_ALL=C.UTF-8 $(UV) sync --locked $(if $(wildcard $(SYNCED)),--inexact) --no-dev --group examples \
 	    --extra $(TENSORFLOW)
