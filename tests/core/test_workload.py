@@ -259,6 +259,8 @@ def test_a_pod_that_is_placed_by_topology_waits_at_a_gate_for_its_node(asks: boo
     assert annotations == {**asked, **implied, f"{KUEUE}/workload": workload_name("digits", "some-uid")}
     assert pod["spec"]["schedulingGates"] == [{"name": "own"}, {"name": f"{KUEUE}/topology"}]
     assert "affinity" not in pod["spec"]  # Kueue knows which nodes are lost
+    own = build_pod(job, role="worker", index=1, incarnation=1, attempt=1, avoided=["lost"])
+    assert "affinity" in own["spec"]
     assert found.placements["evaluator"].gates == ()
 
 

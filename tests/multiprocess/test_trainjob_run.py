@@ -20,7 +20,8 @@ from support.trainer.checkpoints import newest_step
 from support.trainer.processes import jsonl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL_EXAMPLES = ["plain_keras", "custom_loop", "parameter_server", "tfrecords", "mixed_precision"]
+AT_NIGHT = ["tfrecords", "mixed_precision"]
+SMALL_EXAMPLES = ["plain_keras", "custom_loop", "parameter_server", *AT_NIGHT]
 CRASHED = r"worker 1 crashed \(exit code 1: small_job\.py:42: ValueError: told to crash\) at step \d+"
 
 
@@ -74,10 +75,7 @@ def test_the_script_in_the_readme_trains(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("plain_keras", "custom_loop", "parameter_server"),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tfrecords", "mixed_precision")),
-    ],
+    [pytest.param(one, marks=[pytest.mark.nightly] if one in AT_NIGHT else []) for one in SMALL_EXAMPLES],
 )
 def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
     code, printed = finished_run(EXAMPLES / f"{name}.yaml", tmp_path)

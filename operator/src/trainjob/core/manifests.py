@@ -35,6 +35,7 @@ from trainjob.core.names import (
     LABEL_OUTPUT_READER,
     LABEL_PROGRAM,
     MANAGER,
+    TOPOLOGY_GATE,
     VOLUME,
     Replica,
     build_tf_config,
@@ -319,7 +320,8 @@ def build_pod(
         agent_port=AGENT_PORT,
     )
     annotations = {}
-    if avoided and not template["spec"].get("schedulingGates"):  # who takes a gate off chooses the node
+    is_placed = {"name": TOPOLOGY_GATE} in (template["spec"].get("schedulingGates") or ())
+    if avoided and not is_placed:  # Kueue knows which nodes are lost, and chooses another
         annotations[AVOIDED_NODES] = ",".join(sorted(avoided))
         template["spec"]["affinity"] = _avoiding(template["spec"], sorted(avoided))
     return _merge(template, overlay, annotations)

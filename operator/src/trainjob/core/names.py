@@ -98,6 +98,9 @@ QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 PREBUILT = "kueue.x-k8s.io/prebuilt-workload-name"
 """On a job, as a label or an annotation: the Workload that was made for it."""
 
+TOPOLOGY_GATE = "kueue.x-k8s.io/topology"
+"""A scheduling gate: Kueue takes it off a pod when it gives the pod the labels of its node."""
+
 GROUP_NAME_LABEL = "scheduling.x-k8s.io/pod-group"
 """On a pod: its PodGroup, for the scheduler with scheduler-plugins' coscheduling."""
 

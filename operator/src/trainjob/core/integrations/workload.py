@@ -18,6 +18,7 @@ from trainjob.core.names import (
     LABEL_INDEX,
     PREBUILT,
     QUEUE_NAME,
+    TOPOLOGY_GATE,
     controller_uid,
     job_labels,
     owner_references,
@@ -42,9 +43,6 @@ PROVISIONING = f"provreq.{GROUP}/"
 
 POD_SET, POD_WORKLOAD = f"{GROUP}/podset", f"{GROUP}/workload"
 """On a pod that is placed by topology, by which Kueue finds it: a label, and an annotation."""
-
-TOPOLOGY_GATE = f"{GROUP}/topology"
-"""Kueue takes this gate off a pod when it gives the pod the labels of its node."""
 
 _TOPOLOGY_REQUESTS = {
     "required": f"{GROUP}/podset-required-topology",
