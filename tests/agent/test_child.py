@@ -388,8 +388,10 @@ async def test_a_kill_for_want_of_memory_is_reported(
     )
     one = Trainee(tmp_path, program)
     one.child._oom._file = counter
+    (tmp_path / "memory.max").write_text("4096\n", encoding="ascii")
     one.child.start({})
-    assert (await one.ends()).out_of_memory is reported
+    ended = await one.ends()
+    assert (ended.out_of_memory, ended.memory) == (reported, 4096)
     await one.child.close()
 
 

@@ -78,6 +78,22 @@ def test_without_a_counter_nothing_is_claimed(tmp_path: Path, text: str | None) 
     assert not counter.changed()
 
 
+@pytest.mark.parametrize(
+    ("name", "limit", "text", "expected"),
+    [
+        ("memory.events", "memory.max", "100663296\n", 100663296),
+        ("memory.events", "memory.max", "max\n", None),
+        ("memory/memory.oom_control", "memory/memory.limit_in_bytes", "100663296\n", 100663296),
+        ("memory/memory.oom_control", "memory/elsewhere", "1\n", None),
+        ("elsewhere", "memory.max", "1\n", None),
+    ],
+)
+def test_the_containers_limit(tmp_path: Path, name: str, limit: str, text: str, expected: int | None) -> None:
+    write(tmp_path / "sys/fs/cgroup" / name, events(1))
+    write(tmp_path / "sys/fs/cgroup" / limit, text)
+    assert OomCounter(tmp_path).limit() == expected
+
+
 def test_a_counter_that_disappears_claims_nothing(tmp_path: Path) -> None:
     file = tmp_path / "sys/fs/cgroup/memory.events"
     write(file, events(1))

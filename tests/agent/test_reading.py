@@ -133,9 +133,10 @@ def test_how_a_bad_end_is_reported(
     code: int, reason: str, out_of_memory: bool, expected: tuple[Any, ...]
 ) -> None:
     number = code - 128 if code > 128 else None
-    ended = ChildExit(code, number, out_of_memory, "log", "the message", reason, 7, 1.5)
+    ended = ChildExit(code, number, out_of_memory, "log", "the message", reason, 7, 1.5, memory=4096)
     failure = describe_exit(ended, replica="worker-1", pod="p", incarnation=1, attempt=2)
     assert (failure.reason, failure.message, failure.counted) == expected
+    assert failure.memory == (4096 if out_of_memory else None)
     assert (failure.exit_code, failure.signal, failure.step, failure.log_tail) == (code, number, 7, "log")
 
 

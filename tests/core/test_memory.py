@@ -30,10 +30,10 @@ def resources_of(pod: dict[str, Any]) -> dict[str, Any]:
     return resources
 
 
-def killed_for_memory(agents: Agents, replica: str = "worker-1", *, step: int = 30) -> None:
+def killed_for_memory(agents: Agents, replica: str = "worker-1", *, step: int = 30, **more: Any) -> None:
     target = agents.world.cluster.targets[agents.world.key]
     assert target is not None
-    agents.fail(replica, code=137, reason="OutOfMemory", step=step, counted=not target["memoryGrows"])
+    agents.fail(replica, code=137, reason="OutOfMemory", step=step, counted=not target["memoryGrows"], **more)
 
 
 async def trains_again(world: World, agents: Agents) -> None:
@@ -229,6 +229,33 @@ async def test_a_kill_before_the_raise_has_reached_its_pod_raises_no_further() -
         await world.settle()
     assert world.status.worker is not None
     assert world.status.worker.memory == "12Gi"
+    assert world.status.restarts.counted == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "had", "memory"),
+    [
+        ("8Gi", 8 * GI, "12Gi"),
+        ("8Gi", 12 * GI, "18Gi"),
+        ("8Gi", None, "18Gi"),
+        ("8G", 8_000_000_000, "11444Mi"),
+        ("8G", 11444 * 1024**2, "17166Mi"),
+    ],
+)
+async def test_a_kill_counts_for_the_memory_that_the_container_had_then(
+    limit: str, had: int | None, memory: str
+) -> None:
+    """The pod may be resized before the controller learns of the kill."""
+    world, agents = await training(growing_job("64Gi", container={"resources": {"limits": {"memory": limit}}}))
+    killed_for_memory(agents, memory=(bytes_of(limit) or 0) // 4096 * 4096)  # the kernel's, in whole pages
+    await world.settle()
+    raised = resources_of(world.pod("worker"))["limits"]["memory"]
+    world.each(lambda pod: world.cluster.resize_pod(pod, raised), "worker")
+    await trains_again(world, agents)
+    killed_for_memory(agents, memory=had)
+    await world.settle()
+    assert world.status.worker is not None
+    assert world.status.worker.memory == memory
     assert world.status.restarts.counted == 0
 
 

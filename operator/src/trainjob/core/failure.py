@@ -122,6 +122,7 @@ class Failure:
         replicas: those that the failure is about, if not only `replica`.
         given_up: the agents have decided not to restart training.
         repeated: the same failure has come several times in a row.
+        memory: the bytes that its container could use when it was killed for memory; None if that is unknown.
     """
 
     replica: Replica
@@ -134,6 +135,7 @@ class Failure:
     replicas: tuple[Replica, ...] = ()
     given_up: bool = False
     repeated: bool = False
+    memory: int | None = None
 
     @property
     def reason(self) -> str:
@@ -307,6 +309,7 @@ def describe_child(observed: Observed, child: reports.Failure, *, given_up: bool
         replicas=tuple(one for name in child.replicas if (one := read_replica(name)) is not None),
         given_up=given_up,
         repeated=child.repeated,
+        memory=child.memory,
     )
 
 

@@ -100,11 +100,15 @@ def _is_short(observed: Observed, failure: Failure) -> bool:
 def raised_limit(observed: Observed, failure: Failure) -> str | None:
     """Return the workers' new limit after this failure; None if it isn't raised.
 
-    A worker that was killed before an earlier raise has reached it is no reason for another.
+    A worker that was killed before an earlier raise has reached it is no reason for another: its pod may have
+    been resized since. The kernel rounds limits down to whole pages.
     """
     if not _is_short(observed, failure):
         return None
-    if failure.pod is not None and has_less(observed, failure.pod):
+    limit = bytes_of(limit_of(observed.effective_job)) or 0
+    if failure.memory is not None and failure.memory // _MIB < limit // _MIB:
+        return None
+    if failure.memory is None and failure.pod is not None and has_less(observed, failure.pod):
         return None
     return next_limit(observed.effective_job)
 

@@ -91,6 +91,16 @@ class OomCounter:
         """Count from now on."""
         self._before = None if self._file is None else _count(self._file)
 
+    def limit(self) -> int | None:
+        """Return the bytes that the container may use now, or None if that is unknown."""
+        if self._file is None:
+            return None
+        name = "memory.max" if self._file.name == _COUNTER.v2 else "memory.limit_in_bytes"
+        try:
+            return int(self._file.with_name(name).read_text(encoding="ascii"))
+        except (OSError, ValueError):  # "max"
+            return None
+
     def changed(self) -> bool:
         """Return whether a process was killed since the last `mark`; False if that is unknown."""
         now = None if self._file is None else _count(self._file)

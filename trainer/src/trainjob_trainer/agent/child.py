@@ -160,6 +160,7 @@ class ChildExit:
         step: the step in its last report.
         time: when it ended, Unix time in seconds.
         replicas: those that its last report says the error is about, if not only this one.
+        memory: the bytes that the container could use when it ended, or None if that is unknown.
     """
 
     code: int
@@ -171,6 +172,7 @@ class ChildExit:
     step: int | None
     time: float
     replicas: tuple[str, ...] = ()
+    memory: int | None = None
 
 
 class Child:
@@ -351,6 +353,7 @@ class Child:
             step=integer(report.get("step")),
             time=time.time(),
             replicas=read_names(error.get("replicas")),
+            memory=self._oom.limit(),
         )
 
     async def _tick(self) -> None:

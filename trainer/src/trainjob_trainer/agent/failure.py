@@ -40,6 +40,7 @@ def describe_exit(ended: ChildExit, *, replica: str, pod: str, incarnation: int,
         counted=meaning.counted,
         permanent=meaning.permanent,
         time=ended.time,
+        memory=ended.memory if ended.out_of_memory else None,
     ).bounded()
 
 

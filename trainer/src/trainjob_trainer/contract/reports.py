@@ -175,6 +175,7 @@ class Failure:
         alone: only this replica's process restarts for it, while the others continue.
         time: Unix seconds.
         replicas: those that the failure is about, if not only `replica`: whose weights have diverged.
+        memory: the bytes that its container could use when it was killed for memory, or None.
     """
 
     replica: str
@@ -194,6 +195,7 @@ class Failure:
     alone: bool = False
     time: float = 0.0
     replicas: tuple[str, ...] = ()
+    memory: int | None = None
 
     @property
     def is_cascade(self) -> bool:
@@ -234,6 +236,7 @@ class Failure:
             permanent=raw.get("permanent") is True,
             repeated=raw.get("repeated") is True,
             alone=raw.get("alone") is True,
+            memory=integer(raw.get("memory")),
         )
         when = raw.get("time")
         known = isinstance(when, (int, float)) and not isinstance(when, bool)
