@@ -246,7 +246,9 @@ async def test_a_kill_counts_for_the_memory_that_the_container_had_then(
     limit: str, had: int | None, memory: str
 ) -> None:
     """The pod may be resized before the controller learns of the kill."""
-    world, agents = await training(growing_job("64Gi", container={"resources": {"limits": {"memory": limit}}}))
+    world, agents = await training(
+        growing_job("64Gi", container={"resources": {"limits": {"memory": limit}}})
+    )
     killed_for_memory(agents, memory=(bytes_of(limit) or 0) // 4096 * 4096)  # the kernel's, in whole pages
     await world.settle()
     raised = resources_of(world.pod("worker"))["limits"]["memory"]
