@@ -132,6 +132,29 @@ def test_a_crash_is_survived(strategy: str, tmp_path: Path) -> None:
     assert all(f"attempt {attempt}" in log for attempt in (1, 2))
 
 
+HOARD = """
+if role == "worker":
+    report(state="training", step=30, checkpointStep=20)
+    hoard = bytes([1]) * 2**20 * 80 if index == 1 else b""
+    if os.environ["TRAINJOB_ATTEMPT"] == "1": signal.pause()
+"""
+
+
+@pytest.mark.parametrize("strategy", ["InPlace", "Recreate"])
+def test_a_worker_that_is_killed_for_memory_gets_more(strategy: str, tmp_path: Path) -> None:
+    resources = {"limits": {"memory": "80Mi"}}
+    worker = {"replicas": 2, "maxAllowed": {"memory": "1Gi"}}
+    file = write_job(
+        tmp_path, HOARD + SUCCEED, container={"resources": resources}, worker=worker, restartStrategy=strategy
+    )
+    result = trainjob("run", str(file), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    raised = "the memory of all workers is raised from 80Mi to 120Mi"
+    assert f"worker 1 ran out of memory (OOMKilled, 137) at step 30; {raised}" in result.stdout
+    # A process that starts before its pod is resized is killed once more.
+    assert "training on 2 workers with 120Mi of memory each, attempt " in result.stdout
+
+
 @pytest.mark.parametrize(
     ("script", "ending", "advice"),
     [

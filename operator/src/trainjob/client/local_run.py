@@ -438,7 +438,7 @@ class _Supervision:
             return True  # nothing is started yet
         # Only the agents of this run have this key; the local cluster provides the agent program.
         bundle = Bundle(pyz=b"", key=secrets.token_bytes(32))
-        settings = Settings(bundle=bundle, limits_memory=False)
+        settings = Settings(bundle=bundle, limits_memory=self._cluster.limits_memory)
         controller = Controller(self._cluster, settings=settings)
         finished = asyncio.ensure_future(controller.run_until_finished(self._cluster.key))
         asked = [asyncio.ensure_future(event.wait()) for event in (interruption.asked, self._deletion)]

@@ -58,7 +58,7 @@ class Settings:
         bundle: for jobs that restart in place.
         lease: the transitions of the controllers' Lease when this one acquired it; 0 without a Lease.
         integrations: with queues and schedulers; none on one machine, where no job waits.
-        limits_memory: whether memory limits are enforced; on one machine they aren't.
+        limits_memory: whether memory limits are enforced; on one machine, where control groups can be made.
     """
 
     isolation: Isolation | None = None

@@ -5,97 +5,32 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Controller:
-    """A file of one controller, called `v1` in cgroup v1 and `v2` in v2."""
-
-    name: str
-    v1: str
-    v2: str
-
-
-def places(controller: Controller, root: Path = Path("/")) -> Iterator[Path]:
-    """Yield the likely paths of the file for this process, the surest first; tests replace `root`."""
-    groups = list(_groups(root))
-    for mount, mount_root, controllers in _mounts(root):
-        is_v2 = controllers is None
-        name = controller.v2 if is_v2 else controller.v1
-        if not is_v2 and controller.name not in (controllers or ()):
-            continue
-        folder = root / mount.lstrip("/")
-        for group_controllers, group in groups:
-            if (controller.name in group_controllers) if not is_v2 else group_controllers == [""]:
-                yield folder / _below(group, mount_root) / name
-        yield folder / name  # in a cgroup namespace, the container's cgroup is the root
-    yield root / "sys/fs/cgroup" / controller.v2
-    yield root / "sys/fs/cgroup" / controller.name / controller.v1
-
-
-def _groups(root: Path) -> Iterator[tuple[list[str], str]]:
-    """Yield this process's cgroups: controllers ([""] for v2) and path."""
-    for line in _lines(root / "proc/self/cgroup"):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        yield controllers.split(","), path
-
-
-def _mounts(root: Path) -> Iterator[tuple[str, str, list[str] | None]]:
-    """Yield the cgroup file systems: mount point, mounted cgroup, controllers (None for v2)."""
-    for line in _lines(root / "proc/self/mountinfo"):
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(), after.split()
-        if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
-            continue
-        path = fields[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-        yield path, fields[3], kind[2].split(",") if kind[0] == "cgroup" else None
-
-
-def _below(group: str, mount_root: str) -> str:
-    """Return the path of a cgroup relative to the mounted one."""
-    top = mount_root.rstrip("/")
-    if group == top or group.startswith(f"{top}/"):
-        return group[len(top) :].lstrip("/")
-    return "."
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-# Kills by the kernel because the container's memory is used up.
-#
-# Its counter is `oom_kill` in `memory.events` (cgroup v2, kernel documentation: admin-guide/cgroup-v2) or in
-# `memory.oom_control` (v1, since Linux 4.13) of the container's own cgroup.
-
-
-_COUNTER = Controller("memory", v1="memory.oom_control", v2="memory.events")
+from trainjob_trainer.contract.cgroup import OOM_KILLS, Controller, count_kills, places
 
 
 class OomCounter:
-    """The kernel's count of such kills since the last `mark`; the constructor makes the first one."""
+    """Whether the kernel has killed a process for the container's memory since the last `mark`.
+
+    The constructor makes the first one.
+    """
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._file = next((path for path in places(_COUNTER, root) if _count(path) is not None), None)
+        self._file = next((path for path in places(OOM_KILLS, root) if count_kills(path) is not None), None)
         self._before: int | None = None
         self.mark()
 
     def mark(self) -> None:
         """Count from now on."""
-        self._before = None if self._file is None else _count(self._file)
+        self._before = None if self._file is None else count_kills(self._file)
 
     def limit(self) -> int | None:
         """Return the bytes that the container may use now, or None if that is unknown."""
         if self._file is None:
             return None
-        name = "memory.max" if self._file.name == _COUNTER.v2 else "memory.limit_in_bytes"
+        name = "memory.max" if self._file.name == OOM_KILLS.v2 else "memory.limit_in_bytes"
         try:
             return int(self._file.with_name(name).read_text(encoding="ascii"))
         except (OSError, ValueError):  # "max"
@@ -103,19 +38,8 @@ class OomCounter:
 
     def changed(self) -> bool:
         """Return whether a process was killed since the last `mark`; False if that is unknown."""
-        now = None if self._file is None else _count(self._file)
+        now = None if self._file is None else count_kills(self._file)
         return now is not None and self._before is not None and now > self._before
-
-
-def _count(path: Path) -> int | None:
-    try:
-        for line in path.read_text(encoding="ascii", errors="replace").splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 # Threads by the container's limit of processors.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob.api import InvalidTrainJob, parse
+from trainjob.api.errors import trainer_of
 from trainjob.api.rules.spec import find_immutable
 from trainjob.cluster.agents.poller import AgentAddress, AgentIntervals, AgentPoller, AgentPolling
 from trainjob.cluster.agents.wire import sync
@@ -29,6 +30,7 @@ from trainjob.cluster.protocol import (
     Unavailable,
 )
 from trainjob.core.manifests import build_objects
+from trainjob.core.memory import bytes_of
 from trainjob.core.names import JobKey, ObjectRef
 from trainjob.core.observed import Snapshot
 
@@ -235,6 +237,11 @@ class LocalCluster:
         return self._sandbox.root
 
     @property
+    def limits_memory(self) -> bool:
+        """Return whether pods' memory limits are enforced here."""
+        return self._sandbox.limits_memory
+
+    @property
     def run_folder(self) -> Path:
         """Return the folder of this run's logs and record: the output folder, if it is on this machine."""
         return self._sandbox.root or self._sandbox.folder / self.key.name
@@ -317,9 +324,18 @@ class LocalCluster:
     async def patch(
         self, ref: ObjectRef, resource_version: str, patch: Mapping[str, Any], subresource: str = ""
     ) -> None:
-        """Refuse: no object here is shared with another controller."""
-        del resource_version, patch, subresource
-        raise Refused("Invalid", f"{ref.kind} can't be patched on this machine")
+        """Resize a pod by the patch that `core` writes; no other object belongs to another controller."""
+        del resource_version
+        if ref.kind != "Pod" or subresource != "resize":
+            raise Refused("Invalid", f"{ref.kind} can't be patched on this machine")
+        stored = self._store.get(ref)
+        container, (resized,) = trainer_of(stored["spec"]), patch["spec"]["containers"]
+        container["resources"] = merge_patch(container.get("resources"), resized["resources"])
+        try:
+            self._pods[ref.name].resize(bytes_of(container["resources"]["limits"]["memory"]) or 0)
+        except OSError as error:
+            raise Refused("Invalid", f"its control group can't be changed: {error.strerror}") from error
+        self._store.touch(stored)
 
     async def release(self, key: JobKey) -> None:
         """Do nothing: no object has a finalizer here."""

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainjob.api import AGENT_PORT, PORT, TRAINER_CONTAINER
+from trainjob.api.errors import mapping_at
 from trainjob.cluster.local.machine import (
     CannotRunHere,
     Machine,
@@ -18,6 +19,7 @@ from trainjob.cluster.local.machine import (
 )
 from trainjob.core.agent import DEFAULT_GRACE_SECONDS
 from trainjob.core.manifests import TERMINATION_LOG, count_gpus
+from trainjob.core.memory import bytes_of
 from trainjob_trainer.contract.environment import OF_A_JOB, call_directly
 
 LOOPBACK = "127.0.0.1"
@@ -97,6 +99,7 @@ class Launch:
         output: the folder this replica writes into, or None if it is not on this machine.
         root: the job's output folder, which all its replicas share, or None likewise.
         grace_seconds: from the request to end until it is killed.
+        memory: the bytes that its container may use, or None.
         progress: the file with the progress report of the training process.
         termination_log: the file with the container's termination message.
         has_agent: whether the program is the agent, which starts the user's program.
@@ -110,6 +113,7 @@ class Launch:
     output: Path | None
     root: Path | None
     grace_seconds: float
+    memory: int | None
     progress: Path
     termination_log: Path
     has_agent: bool
@@ -168,6 +172,7 @@ def build_launch(
         output=output,
         root=checkpoints.parent if checkpoints else output,
         grace_seconds=float(grace),
+        memory=bytes_of(mapping_at(container, "resources", "limits").get("memory")),
         progress=progress,
         termination_log=termination_log,
         has_agent=bool(state),

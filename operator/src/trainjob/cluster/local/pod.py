@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from trainjob.api import TRAINER_CONTAINER
 from trainjob.api.errors import trainer_of
 from trainjob.cluster.local.launch import Launch
 from trainjob.cluster.local.machine import CannotRunHere
+from trainjob.cluster.local.memory import MemoryGroup
 from trainjob.cluster.local.output import MOMENTARY, check_writable
 from trainjob.cluster.local.process import LogTail, ProcessExit, ReplicaLog, ReplicaProcess
 from trainjob.cluster.local.sandbox import Sandbox, replica_name
@@ -127,6 +129,7 @@ class LocalPod:
         self.progress = ProgressFile(launch.progress)
         self._process: ReplicaProcess | None = None
         self._log: ReplicaLog | None = None
+        self._memory: MemoryGroup | None = None
         self._ended = asyncio.Event()
         self._set_status("Pending", {"waiting": {"reason": "ContainerCreating"}})
 
@@ -156,6 +159,13 @@ class LocalPod:
             self._ended.set()
             if self._log is not None:
                 self._log.close()
+            if self._memory is not None:
+                self._memory.remove()
+
+    def resize(self, memory: int) -> None:
+        """Let its processes use so many bytes."""
+        if self._memory is not None and not self.has_ended:
+            self._memory.set_limit(memory)
 
     def end(self, grace_seconds: float) -> None:
         """Ask it to end within `grace_seconds`; 0 kills it."""
@@ -215,7 +225,9 @@ class LocalPod:
             self._on_line(self._replica, f"trainjob: {self._log.problem}")
         network = self._sandbox.network
         namespaces = network.namespaces if network is not None else ()
-        return ReplicaProcess(self.launch, self._take_lines, self._sandbox.held, namespaces)
+        self._memory = self._sandbox.memory_group(self.name, self.launch.memory)
+        group = self._memory.folder if self._memory is not None else None
+        return ReplicaProcess(self.launch, self._take_lines, self._sandbox.held, namespaces, group)
 
     def _check_ports(self) -> None:
         ports, base_port = self._sandbox.ports_of(self.manifest), self._sandbox.base_port
@@ -260,9 +272,12 @@ class LocalPod:
                 self._on_line(self._replica, f"trainjob: {self._log.problem}")
 
     def _set_terminated(self, started: datetime, end: ProcessExit, message: str) -> None:
+        reason = "Error" if end.code else "Completed"
+        if end.code == 128 + signal.SIGKILL and self._memory is not None and self._memory.has_killed():
+            reason = "OOMKilled"
         state: dict[str, Any] = {
             "exitCode": end.code,
-            "reason": "Error" if end.code else "Completed",
+            "reason": reason,
             "startedAt": format_time(started),
             "finishedAt": format_time(end.time),
         }

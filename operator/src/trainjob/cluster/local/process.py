@@ -248,6 +248,7 @@ class ReplicaProcess:
         on_lines: receives the lines that it prints, many at a time. Must not raise.
         held: descriptors that the launcher keeps open until everything below it has ended.
         namespaces: descriptors of the namespaces that it enters first.
+        group: the folder of the control group that it enters first.
 
     Raises:
         OSError: the launcher could not be started.
@@ -260,6 +261,7 @@ class ReplicaProcess:
         on_lines: Callable[[list[str]], None],
         held: Iterable[int] = (),
         namespaces: Iterable[int] = (),
+        group: Path | None = None,
     ) -> None:
         control, self._control = os.pipe()
         status_reader, status = os.pipe()
@@ -267,7 +269,7 @@ class ReplicaProcess:
         shim = [sys.executable, "-I", "-S", str(_SHIM), str(PACKAGE.parent)]
         inherited = (control, status, *namespaces, *held)
         entered = ",".join(map(str, namespaces)) or "-"
-        options = map(str, (control, status, launch.grace_seconds, entered, *held))
+        options = map(str, (control, status, launch.grace_seconds, entered, group or "-", *held))
         try:
             # In its own session: Ctrl-C in the terminal reaches only this process, which ends the replicas.
             self._shim = subprocess.Popen(

@@ -17,6 +17,7 @@ from trainjob.api.errors import trainer_of
 from trainjob.cluster.agents.bundle import lay_out
 from trainjob.cluster.local.launch import Launch, build_launch, hostname_of, hostnames_in
 from trainjob.cluster.local.machine import CannotRunHere, Machine, PortBook, ReplicaPorts, share_gpus
+from trainjob.cluster.local.memory import MemoryGroup, find_folder
 from trainjob.cluster.local.network import NoOwnNetwork, OwnNetwork, why_not_alone
 from trainjob.cluster.local.output import OutputLock, check_writable
 from trainjob.cluster.protocol import Manifest
@@ -91,6 +92,7 @@ class Sandbox:
         base_port: as given.
         token: the secret that the job's agents and the controller share, once it is unpacked.
         network: the replicas' own; None if they have this machine's.
+        limits_memory: whether pods' memory limits are enforced.
 
     Raises:
         CannotRunHere: no folder for temporary files can be created.
@@ -103,6 +105,8 @@ class Sandbox:
         self.base_port = base_port
         self.token: str | None = None
         self.network: OwnNetwork | None = None
+        self._groups = find_folder()
+        self.limits_memory = self._groups is not None
         self._book = PortBook(base_port)
         self._has_begun = False
         self._lock: OutputLock | None = None
@@ -143,6 +147,8 @@ class Sandbox:
         if refused:
             raise CannotRunHere(f"{', '.join(replicas)}: {line}" for line, replicas in refused.items())
         notes = [note for launch in launches for note in launch.notes]
+        if not self.limits_memory and any(launch.memory for launch in launches):
+            notes.append("memory limits are not enforced: this user can't make control groups here")
         training = [pod for pod in pods if pod["metadata"]["labels"][LABEL_ROLE] != EVALUATOR]
         if not self._has_begun and len(training) > 1:
             notes += self._make_network(launches, training)
@@ -193,6 +199,14 @@ class Sandbox:
     def ports_of(self, pod: Manifest) -> ReplicaPorts:
         """Return the ports of an admitted pod's hostname."""
         return self._book.ports[hostname_of(pod)]
+
+    def memory_group(self, pod: str, limit: int | None) -> MemoryGroup | None:
+        """Return a new group with this limit, or None if there is no limit, or none is enforced.
+
+        Raises:
+            OSError: it can't be made.
+        """
+        return MemoryGroup(self._groups, pod, limit) if self._groups is not None and limit else None
 
     @property
     def held(self) -> tuple[int, ...]:

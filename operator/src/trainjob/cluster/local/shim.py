@@ -1,13 +1,13 @@
 """Starts one replica and ends all its descendants: a program that needs no installed package.
 
-    python -I -S shim.py LIBRARY CONTROL STATUS GRACE NAMESPACES [HELD...] -- PROGRAM [ARGUMENT...]
+    python -I -S shim.py LIBRARY CONTROL STATUS GRACE NAMESPACES GROUP [HELD...] -- PROGRAM [ARGUMENT...]
 
 LIBRARY is the folder with the trainer's package. CONTROL is a descriptor to read requests from, one per line:
 `TERM SECONDS` (end it, kill it after SECONDS, at once for 0). Its end means that the parent process is gone,
 so everything is killed. STATUS is a descriptor to write to: a line of JSON when the program has started, and
-one when it has ended. NAMESPACES are descriptors of Linux namespaces to enter, with commas, or `-`. HELD are
-descriptors to keep open until the end. The program inherits none of them. The exit code is the program's,
-128+n after a death by signal n.
+one when it has ended. NAMESPACES are descriptors of Linux namespaces to enter, with commas, or `-`. GROUP is
+the folder of a control group to enter, or `-`. HELD are descriptors to keep open until the end. The program
+inherits none of the descriptors. The exit code is the program's, 128+n after a death by signal n.
 
 Descendants that have lost their parent become children of this process, which kills them, as the kernel does
 at the end of a container. An agent does so too, between two starts of training, but it can't stand in for
@@ -129,10 +129,16 @@ class Shim:
 
 if __name__ == "__main__":
     split = sys.argv.index("--")
-    control, status, grace, namespaces, *held = sys.argv[2:split]
+    control, status, grace, namespaces, group, *held = sys.argv[2:split]
     entered = namespaces.split(",") if namespaces != "-" else []
     for fd in (control, status, *entered, *held):
         os.set_inheritable(int(fd), False)
+    if group != "-":
+        try:
+            with open(f"{group}/cgroup.procs", "w", encoding="ascii") as processes:  # noqa: PTH123
+                processes.write("0")
+        except OSError as error:
+            sys.exit(f"trainjob: can't enter the control group {group}: {error.strerror}")
     for fd in entered:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(int(fd), 0) != 0:
