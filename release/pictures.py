@@ -9,6 +9,7 @@ unpacked into the testbed's cache; the dashboards' control plane is built into i
 from __future__ import annotations
 
 import asyncio
+import html
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import aiohttp
 import boards
+from first_steps import cells_for_here
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from testbed.browser import Page, open_page
@@ -42,7 +44,7 @@ from trainjob.client.web.server import serve
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs/pictures"
 PROGRAMS = Path(sys.executable).parent
-LARGEST = 150_000
+LARGEST = 160_000
 """Bytes of one picture."""
 
 COLUMNS = 92
@@ -172,6 +174,37 @@ async def show_page(page: Page, address: str) -> bytes:
     return await page.picture()
 
 
+async def show_phone(page: Page) -> bytes:
+    """Return the same page on a phone, in dark."""
+    await page.look(390, 844, dark=True)
+    await page.evaluate("scrollTo(0, document.querySelector('#job').getBoundingClientRect().top)")
+    await page.evaluate("new Promise((done) => setTimeout(done, 1000))")
+    return await page.picture()
+
+
+async def show_notebook(page: Page, folder: Path) -> bytes:
+    """Return what the cell of the example notebook shows that trains on this machine."""
+    notebook = folder / "notebook.ipynb"
+    notebook.write_text(json.dumps(cells_for_here()), encoding="utf-8")
+    process = await asyncio.create_subprocess_exec(
+        PROGRAMS / "jupyter", "execute", "--inplace", notebook.name
+    )
+    if await process.wait():
+        raise SystemExit("the notebook has failed")
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    (cell,) = [cell for cell in cells if cell["cell_type"] == "code"][1:2]
+    code = html.escape("".join(cell["source"]))
+    shown = "".join("".join(output["data"]["text/html"]) for output in cell["outputs"] if "data" in output)
+    document = folder / "notebook.html"
+    style = "body{font:14px system-ui;margin:16px}.code{background:#f4f4f4;padding:8px}"
+    text = f"<meta charset=utf-8><style>{style}</style><pre class=code>{code}</pre>{shown}"
+    document.write_text(text, encoding="utf-8")
+    await page.look(760, 390)
+    await page.open(document.as_uri())
+    await page.until("document.querySelectorAll('pre').length > 1")
+    return await page.picture()
+
+
 async def show_tensorboard(page: Page, output: Path) -> bytes:
     """Return TensorBoard's page with the curves of a run."""
     (port,) = free_ports(1)
@@ -222,13 +255,25 @@ async def make(folder: Path) -> dict[str, bytes]:
             arguments = ("digits.yaml", "--fresh", "--plain", "--", "--epochs", str(EPOCHS))
             async with serve(jobs) as address, started(folder, *arguments) as process:
                 display = await follow(folder, await find_job("digits", process))
-                shown = await show_page(page, address)
+                shown, phone = await show_page(page, address), await show_phone(page)
                 await process.wait()
             board = await show_tensorboard(page, output)
+            notebook = await show_notebook(page, folder)
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-    return {"display.svg": display.encode(), "page.png": shown, "tensorboard.png": board}
+    compare = ("compare", "digits.1", "digits", "--picture", "compare.svg")
+    comparing = await asyncio.create_subprocess_exec(PROGRAMS / "trainjob", *compare)
+    if await comparing.wait():
+        raise SystemExit("the runs can't be compared")
+    return {
+        "display.svg": display.encode(),
+        "page.png": shown,
+        "page-phone.png": phone,
+        "compare.svg": (folder / "compare.svg").read_bytes(),
+        "notebook.png": notebook,
+        "tensorboard.png": board,
+    }
 
 
 def main() -> None:
