@@ -27,7 +27,7 @@ CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kubectl")
 NODE = ("kubelet", "kube-scheduler", "kube-proxy", "coredns", "helm", "pause")
 RELEASE = ("helm4", "actionlint", "krew", "syft")
 """What only the tests of a release need."""
-FLEET = ("kwok",)
+FLEET = ("kwok", "versitygw")
 """What only benchmarks and tests of a fleet need."""
 KIND = ("kind", "kubeadm", "etcd", "coredns-kubeadm", "local-path-provisioner", "runc")
 """What only `make kind-e2e` needs, on a machine without Docker."""
@@ -80,6 +80,7 @@ OTHERS = {
     "scheduler-plugins": Source("scheduler-plugins", "sigs.k8s.io/scheduler-plugins/cmd/scheduler"),
     "volcano": Source("volcano", "volcano.sh/volcano/cmd/scheduler"),
     "kwok": Source("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    "versitygw": Source("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     "kube-router": Source("kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"),
     "kubeadm": Source("kubeadm", "k8s.io/kubernetes/cmd/kubeadm"),
     "kind": Source("kind", "sigs.k8s.io/kind"),

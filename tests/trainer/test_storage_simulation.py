@@ -36,11 +36,12 @@ from support.trainer.filesystem import (
     Bucket,
     BucketMount,
     Handle,
+    IndexedBucket,
     LocalMount,
     Mount,
     MountpointMount,
     NfsMount,
-    SimulatedFiles,
+    ObjectsMount,
     Tree,
     fail,
     unpacked,
@@ -60,7 +61,9 @@ SECONDS_A_CALL = 0.01
 MOST_CALLS = 30_000
 OPENING = frozenset(["listdir", "open", "create", "fsync"])
 """Calls that need a file descriptor."""
-CHANGING = frozenset(["mkdir", "create", "write", "fsync", "rename", "unlink", "rmdir"])
+CHANGING = frozenset(
+    ["mkdir", "create", "write", "fsync", "rename", "unlink", "rmdir", "put", "put_if", "delete"]
+)
 """Calls whose answer can fail, or get lost, after the work is done."""
 
 
@@ -129,7 +132,7 @@ class Process(threading.Thread):
     def __init__(self, stage: Stage, who: str, mount: Mount, program: Callable[[Process], None]) -> None:
         super().__init__(daemon=True)
         self.stage, self.who, self.mount, self.program = stage, who, mount, program
-        self.files = SimulatedFiles(mount, self._call)
+        self.files = mount.files(self._call, sleep=self.sleep)
         self.calls_left, self.wakes_at = 0, 0.0
         self.faults: list[Fault] = []
         self.is_killed = self.is_over = False
@@ -179,6 +182,7 @@ class Process(threading.Thread):
             raise Crashed
         self.calls_left -= 1
         self.stage.count()
+        self.mount.deliver()
         fault = next((fault for fault in self.faults if fault.hits(what, self.mount)), None)
         if fault is not None:
             self.faults.remove(fault)
@@ -205,6 +209,8 @@ class Process(threading.Thread):
             result = call()
             if isinstance(result, Handle):
                 self.mount.close(result)
+        elif fault.number == errno.ETIMEDOUT:
+            self.mount.delay(what, call, fault.count)
         return fail(fault.number, path)
 
 
@@ -559,6 +565,15 @@ def test_no_reader_takes_a_part_for_a_checkpoint_in_a_bucket_with_two_writers(sc
     step may appear as the older one's, or as a mixture, which counts as damaged. `docs/contract.md` says so.
     """
     check(bucket_stage(), script, only="the evaluator")
+
+
+@pytest.mark.parametrize("inline", [0, 1 << 16], ids=["objects", "index"])
+@HALF
+@given(script=SCRIPTS)
+def test_nothing_is_lost_in_a_bucket_with_an_index(inline: int, script: Sequence[Run]) -> None:
+    """Small files as objects of their own, or as a part of the index."""
+    bucket = IndexedBucket()
+    check(Stage(bucket, lambda _: ObjectsMount(bucket, inline=inline)), script)
 
 
 def bucket_stage() -> Stage:

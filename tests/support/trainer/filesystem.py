@@ -25,6 +25,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from trainjob_trainer.checkpoint.bucket import BucketFiles, Changed
 from trainjob_trainer.checkpoint.files import Files, NotAFile
 
 T = TypeVar("T")
@@ -261,6 +262,17 @@ class Mount:
 
     def __init__(self) -> None:
         self.is_resent = False
+
+    def files(self, call: Callable[[str, Path, Callable[[], Any]], Any], **options: Any) -> Files:
+        """Return the operations of checkpoints on this mount, of which `call` runs each call."""
+        del options
+        return SimulatedFiles(self, call)
+
+    def deliver(self) -> None:
+        """Do what was sent earlier and is due; only requests to a bucket are ever late."""
+
+    def delay(self, what: str, call: Callable[[], Any], requests: int) -> None:
+        """Have a failed call done later; where calls are calls, it isn't done."""
 
     def listdir(self, path: Path) -> list[str]:
         raise NotImplementedError
@@ -659,6 +671,124 @@ class Bucket:
                 found["/" + "/".join(parts[:depth])] = None
             if parts[-1]:
                 found["/" + key] = data
+        return found
+
+
+class ObjectsMount(Mount):
+    """One process's client of a bucket, whose index `BucketFiles` keeps. It implements `Objects`.
+
+    A request that times out may be done later, unless what it depends on has changed; a client that sends one
+    again is refused because of its own first one.
+    """
+
+    errors = (errno.EIO, errno.ETIMEDOUT)
+    resends = True
+    key = "output/checkpoints/"
+
+    def __init__(self, bucket: IndexedBucket, **options: Any) -> None:
+        super().__init__()
+        self._bucket, self._options = bucket, options
+
+    def files(self, call: Callable[[str, Path, Callable[[], Any]], Any], **options: Any) -> BucketFiles:
+        objects, options = SimulatedObjects(self, call), {**self._options, **options}
+        return SimulatedBucketFiles(Path("/output/checkpoints"), objects, **options)
+
+    def deliver(self) -> None:
+        self._bucket.deliver()
+
+    def get(self, key: str, known: str) -> tuple[bytes, str] | None:
+        if self.key + key not in self._bucket.objects:
+            fail(errno.ENOENT, key)
+        generation, data = self._bucket.objects[self.key + key]
+        return None if str(generation) == known else (data, str(generation))
+
+    def store(self, key: str, data: bytes) -> None:
+        self._bucket.put(self.key + key, data, self._bucket.generation(self.key + key))
+
+    def store_if(self, key: str, data: bytes, version: str) -> str:
+        for _ in range(1 + self.is_resent):
+            if self._bucket.generation(self.key + key) != int(version or 0):
+                raise Changed
+            self._bucket.put(self.key + key, data, int(version or 0))
+        return str(self._bucket.generation(self.key + key))
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:
+            self._bucket.delete(self.key + key)
+
+    def keys(self, prefix: str) -> list[str]:
+        return [key[len(self.key) :] for key in self._bucket.below(self.key + prefix)]
+
+    def delay(self, what: str, call: Callable[[], Any], requests: int) -> None:
+        """Have a write done only after so many requests of anybody."""
+        if what in ("put", "put_if"):
+            self._bucket.late.append([requests, call])
+
+
+class SimulatedObjects:
+    """The requests of one process; `call` is that of `SimulatedFiles`."""
+
+    def __init__(self, mount: ObjectsMount, call: Callable[[str, Path, Callable[[], Any]], Any]) -> None:
+        self._mount, self._call = mount, call
+
+    def get(self, key: str, known: str = "") -> Any:
+        return self._call("get", Path(key), lambda: self._mount.get(key, known))
+
+    def put(self, key: str, content: Any) -> None:
+        self._call("put", Path(key), lambda: self._mount.store(key, content))
+
+    def put_if(self, key: str, data: bytes, version: str) -> str:
+        return str(self._call("put_if", Path(key), lambda: self._mount.store_if(key, data, version)))
+
+    def fetch(self, key: str, path: Path) -> None:
+        raise AssertionError(f"{key}, for {path}: nothing is in a file here")
+
+    def delete(self, keys: list[str]) -> None:
+        self._call("delete", Path(str(len(keys))), lambda: self._mount.delete(keys))
+
+    def keys(self, prefix: str) -> list[str]:
+        return list(self._call("keys", Path(prefix), lambda: self._mount.keys(prefix)))
+
+
+class SimulatedBucketFiles(BucketFiles):
+    """Tensors without TensorFlow, and with no file of this machine."""
+
+    def write_tensors(self, prefix: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        data, index = packed(tensors)
+        ends = (".data-00000-of-00001", data), (".index", index)
+        self._put({prefix.with_name(prefix.name + end): content for end, content in ends})
+
+    def read_tensors(self, prefix: Path, dtypes: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
+        index, data = (prefix.with_name(prefix.name + end) for end in (".index", ".data-00000-of-00001"))
+        return unpacked(self.read(index, 1 << 20), self.read(data, 1 << 20), dtypes)
+
+
+class IndexedBucket(Bucket):
+    """A bucket as its readers see it: what the index names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[list[Any]] = []
+
+    def deliver(self) -> None:
+        """Do the writes that were sent so many requests ago."""
+        for entry in self.late:
+            entry[0] -= 1
+        due, self.late = [one for one in self.late if not one[0]], [one for one in self.late if one[0]]
+        for _, call in due:
+            with contextlib.suppress(Changed):
+                call()
+
+    def contents(self) -> dict[str, bytes | None]:
+        entry = self.objects.get(ObjectsMount.key + "index.json")
+        found: dict[str, bytes | None] = {}
+        for path, it in (json.loads(entry[1])["entries"] if entry else {}).items():
+            if "blob" in it:
+                blob = self.objects.get(ObjectsMount.key + it["blob"])
+                content = blob[1] if blob else None
+            else:
+                content = it["text"].encode() if "text" in it else None
+            found[f"/output/checkpoints/{path}".rstrip("/")] = content
         return found
 
 

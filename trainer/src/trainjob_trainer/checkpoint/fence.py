@@ -524,6 +524,8 @@ class Publisher:
                 self.move(self._directory / name, self._directory / name.removeprefix(TEMPORARY))
             elif name.startswith(TEMPORARY):
                 self._files.remove(self._directory / name)
+        if self._fence is not None:
+            self._files.tidy(self._fence.folder)
         probe = self.place("probe")
         self._files.write(probe, b"")
         self._files.remove(probe)

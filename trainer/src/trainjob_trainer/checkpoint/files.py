@@ -171,6 +171,9 @@ class Files:
         with contextlib.suppress(FileNotFoundError):
             path.rmdir()
 
+    def tidy(self, claim: Path) -> None:
+        """Remove what writers before the holder of this claim have left where no listing shows it."""
+
     def write_tensors(self, prefix: Path, tensors: Mapping[str, Array]) -> None:
         """Write a TensorFlow tensor bundle: `<prefix>.index` and `<prefix>.data-00000-of-00001`."""
         import tensorflow as tf  # noqa: PLC0415 - the rest of the package works without it
@@ -297,4 +300,6 @@ def explain_write_error(error: Exception, path: Path, *, was_writable: bool = Fa
 
 def _reason(error: Exception) -> str:
     number = system_number(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror  # of a bucket it says more than its number
     return first_line(error) if number is None else os.strerror(number)

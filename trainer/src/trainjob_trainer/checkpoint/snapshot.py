@@ -191,7 +191,7 @@ def read_bundle(folder: Path, files: Files) -> dict[str, list[NamedArray]]:
             ]
             for group, items in described.items()
         }
-    except _NONSENSE as error:
+    except (*NOT_THERE, *_NONSENSE) as error:
         raise CheckpointUnreadable(f"{folder}: {first_line(error)}") from error
     except Exception as error:
         if not is_tensorflows(error) or not _is_damage(error, folder, files):

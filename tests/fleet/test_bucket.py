@@ -1,0 +1,176 @@
+"""A folder of checkpoints in a bucket of a real S3 server."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from testbed.ports import free_ports
+from testbed.programs import program
+from testbed.waiting import until
+
+from trainjob_trainer.checkpoint.bucket import BucketError, BucketFiles, Changed, ObjectStore
+from trainjob_trainer.checkpoint.fence import Fence
+from trainjob_trainer.checkpoint.snapshot import NamedArray
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.environment import Generation
+from trainjob_trainer.errors import Fenced, OutputUnwritable
+
+ROOT = Path("/output/digits/checkpoints")
+URI = "s3://results/digits/checkpoints"
+
+
+class Server:
+    """versitygw, which keeps the objects of a bucket as files."""
+
+    def __init__(self, folder: Path) -> None:
+        (self.port,) = free_ports(1)
+        self._folder, self._log = folder / "buckets", folder / "log"
+        (self._folder / "results").mkdir(parents=True)
+        self.env = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "a-long-secret",
+            "AWS_REGION": "us-east-1",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def start(self) -> None:
+        keys = {"ROOT_ACCESS_KEY": "key", "ROOT_SECRET_KEY": "a-long-secret"}
+        words = [program("versitygw"), "--port", f"127.0.0.1:{self.port}", "posix", self._folder]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(words, env={**os.environ, **keys}, stdout=log, stderr=log)
+        until(self._answers, what="versitygw", seconds=30)
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _answers(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    one = Server(tmp_path)
+    one.start()
+    for name, value in one.env.items():
+        monkeypatch.setenv(name, value)
+    yield one
+    one.kill()
+
+
+def open_store(attempt: int | None) -> CheckpointStore:
+    files = BucketFiles(ROOT, ObjectStore(URI))
+    fence = Fence(ROOT, Generation(1, attempt), "job", files) if attempt else None
+    return CheckpointStore(ROOT, files=files, fence=fence)
+
+
+def groups(step: int, size: int = 1000) -> dict[str, list[NamedArray]]:
+    return {"model": [NamedArray("kernel", np.full((size, 1000), step, dtype="float32"))]}
+
+
+def step_in(store: CheckpointStore) -> float:
+    latest = store.latest()
+    assert latest is not None
+    return float(store.read(latest)["model"][0].value[0, 0])
+
+
+def test_of_sixteen_that_create_or_replace_an_object_one_wins(server: Server) -> None:
+    del server
+
+    def wins(version: str) -> bool:
+        try:
+            ObjectStore(URI).put_if("claim", os.urandom(8), version)
+        except Changed:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(wins, [""] * 16)) == 1
+        found = ObjectStore(URI).get("claim")
+        assert found is not None
+        assert sum(pool.map(wins, [found[1]] * 16)) == 1
+
+
+def test_checkpoints_stay_when_the_next_start_takes_over(server: Server) -> None:
+    del server
+    first, second, reader = open_store(1), open_store(2), open_store(None)
+    assert reader.latest() is None
+    first.prepare()
+    for step in range(1, 6):
+        first.save(step, 0, groups(step), "job")
+    assert (reader.steps(), step_in(reader)) == ([3, 4, 5], 5.0)
+    second.prepare()
+    with pytest.raises(Fenced):
+        first.save(6, 0, groups(-6), "job")
+    second.save(6, 0, groups(6), "job")
+    assert (reader.steps(), step_in(reader)) == ([4, 5, 6], 6.0)
+
+
+def test_a_save_waits_for_a_server_that_is_away(server: Server) -> None:
+    """Killed in the midst of an upload, with parts of it on its disk."""
+    store = open_store(1)
+    store.prepare()
+    store.save(1, 0, groups(1), "job")
+    saving = threading.Thread(target=store.save, args=(2, 0, groups(2, 100_000), "job"))
+    saving.start()
+    saving.join(1.0)
+    server.kill()
+    until(lambda: store.patience.is_waiting, what="the save to wait", seconds=60)
+    server.start()
+    saving.join(60)
+    assert not saving.is_alive()
+    assert (store.steps(), step_in(store)) == ([1, 2], 2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "uri", "said"),
+    [
+        ({}, "s3://no-results/digits", "The specified bucket does not exist. (NoSuchBucket)"),
+        ({"AWS_SECRET_ACCESS_KEY": "another"}, URI, "(SignatureDoesNotMatch)"),
+        ({"AWS_ACCESS_KEY_ID": "another"}, URI, "No user exists with the provided access key ID."),
+        ({"AWS_REGION": "eu-west-1"}, URI, 'the region "eu-west-1" is wrong; expecting "us-east-1"'),
+    ],
+    ids=["bucket", "secret", "key", "region"],
+)
+def test_what_is_set_wrong_is_one_sentence_at_the_start(
+    server: Server, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], uri: str, said: str
+) -> None:
+    del server
+    for name, value in changes.items():
+        monkeypatch.setenv(name, value)
+    files = BucketFiles(ROOT, ObjectStore(uri))
+    store = CheckpointStore(ROOT, files=files, fence=Fence(ROOT, Generation(1, 1), "job", files))
+    with pytest.raises(OutputUnwritable) as refused:
+        store.prepare()
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_clock_that_is_off_is_one_sentence() -> None:
+    """The signature has the time; what S3 answers is documented, and versitygw's is the same."""
+    with pytest.raises(BucketError) as caught, ObjectStore("memory:///")._explained():
+        raise ObjectStore("memory:///")._obstore.exceptions.PermissionDeniedError(
+            "403: <Error><Code>RequestTimeTooSkewed</Code><Message>The difference between the request time "
+            "and the server's time is too large.</Message></Error>"
+        )
+    assert caught.value.errno == errno.EACCES
+    assert "server's time is too large. (RequestTimeTooSkewed)" in str(caught.value)
+
+
+def test_obstore_is_imported_only_for_a_bucket() -> None:
+    code = "import sys, trainjob_trainer.checkpoint.bucket; print('obstore' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,518 @@
+"""A folder in a bucket: small files and the tree of names in one object, large files in objects of their own.
+
+A bucket has no rename and no folders, but one object can be replaced only if nobody has replaced it since
+(If-Match of S3 and Azure, if-generation-match of GCS), or created only if it isn't there. So the tree is one
+JSON object, the index. Each operation reads it, changes it and writes it back on this condition: operations
+on names have one order for all machines, and a rename is atomic, as on a local disk. The fence and the store
+work unchanged on top. What the index doesn't name isn't there for any reader.
+
+A large file is uploaded under a key of its own before the index names it. What a writer that ended has
+uploaded in vain is deleted by the next one (`tidy`).
+
+The outcome of a write that times out is unknown, and a client that repeats it by itself may be refused
+because its first try has succeeded. So the index has the number of the last change that each process has
+made: who is refused or gets no answer reads the index again and finds out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import html
+import json
+import os
+import re
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from trainjob_trainer.checkpoint.files import NOT_THERE, Array, Files, Kind, NotAFile
+from trainjob_trainer.errors import first_line
+
+INDEX = "index.json"
+BLOBS = "blobs/"
+_REMEMBERED = 16
+"""The number of processes whose last change the index remembers."""
+_PAUSES = (0.1, 0.3, 1.0, 1.0)
+"""Seconds before a change is tried again whose outcome isn't known, or which others have overtaken."""
+
+
+class Changed(Exception):
+    """The object has another version than the expected one, or exists though it was to be created."""
+
+
+class Objects(Protocol):
+    """The objects of a bucket below a prefix.
+
+    All methods raise OSError, with the number of what is wrong, if the bucket can't be used or is away.
+    """
+
+    def get(self, key: str, known: str = "") -> tuple[bytes, str] | None:
+        """Return an object and its version; None if that is `known`. FileNotFoundError: there is none."""
+
+    def put(self, key: str, content: bytes | Path) -> None:
+        """Write an object, from memory or from a file."""
+
+    def put_if(self, key: str, data: bytes, version: str) -> str:
+        """Replace this version of an object, or create it (""), and return the new version; or `Changed`."""
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Write an object into a new file. FileNotFoundError: there is none."""
+
+    def delete(self, keys: list[str]) -> None:
+        """Delete objects; those that aren't there are fine."""
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return all keys with this prefix."""
+
+
+@dataclass
+class _Tree:
+    """The index: entries by path, and the last changes of processes.
+
+    An entry is `{"time": n}` for a folder, `{"text": ...}` or `{"blob": key, "bytes": n}` for a file. The
+    path of the folder itself is "".
+    """
+
+    entries: dict[str, dict[str, Any]]
+    writers: dict[str, int]
+
+    @classmethod
+    def from_json(cls, data: bytes) -> _Tree:
+        raw = json.loads(data)
+        return cls(dict(raw["entries"]), dict(raw["writers"]))
+
+    def to_json(self) -> bytes:
+        return json.dumps({"entries": self.entries, "writers": self.writers}).encode()
+
+    def kind(self, path: str) -> Kind | None:
+        entry = self.entries.get(path)
+        if entry is None:
+            return None
+        return "folder" if "time" in entry else "file"
+
+    def below(self, path: str) -> list[str]:
+        """Return the paths of all that is in a folder, at any depth."""
+        start = f"{path}/" if path else ""
+        return [one for one in self.entries if one and one.startswith(start)]
+
+    def need_parent(self, path: str) -> None:
+        if self.kind(_parent(path)) != "folder":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    def file(self, path: str) -> dict[str, Any]:
+        if self.kind(path) != "file":
+            number = errno.ENOENT if self.kind(path) is None else errno.EISDIR
+            raise OSError(number, os.strerror(number), path)
+        return self.entries[path]
+
+    def blobs(self) -> set[str]:
+        return {str(entry["blob"]) for entry in self.entries.values() if "blob" in entry}
+
+
+class BucketFiles(Files):
+    """The operations of checkpoints on a folder that is in a bucket.
+
+    Args:
+        root: the folder's path, which exists on no disk.
+        objects: the bucket, below the folder's prefix.
+        sleep: waits for so many seconds.
+        inline: bytes of a text file up to which it is part of the index.
+        writer: names this process.
+        scratch: where TensorFlow writes and reads its files; None for the system's temporary folder.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        objects: Objects,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        inline: int = 1 << 16,
+        writer: str = "",
+        scratch: Path | None = None,
+    ) -> None:
+        self._root = root
+        self._objects = objects
+        self._sleep = sleep
+        self._inline = inline
+        self._writer = writer or uuid.uuid4().hex[:12]
+        self._scratch = scratch
+        self._lock = threading.RLock()
+        self._tree = _Tree({}, {})
+        self._version = ""
+        self._changes = self._blobs = 0
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder and its parents; the index itself, if there is none."""
+        name = self._name(path)
+
+        def make(tree: _Tree) -> None:
+            parts = name.split("/") if name else []
+            for each in ("", *("/".join(parts[: end + 1]) for end in range(len(parts)))):
+                if tree.kind(each) == "file":
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+                tree.entries.setdefault(each, {"time": 0})
+
+        self._change(make)
+
+    def create_folder(self, path: Path) -> None:
+        """See `Files.create_folder`."""
+        name = self._name(path)
+
+        def create(tree: _Tree) -> None:
+            tree.need_parent(name)
+            if name in tree.entries:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            tree.entries[name] = {"time": 0}
+
+        self._change(create)
+
+    def names(self, path: Path) -> list[str]:
+        """See `Files.names`."""
+        name, tree = self._name(path), self._current()
+        start = len(name) + 1 if name else 0
+        return sorted(each[start:] for each in tree.below(name) if "/" not in each[start:])
+
+    def kind(self, path: Path) -> Kind | None:
+        """See `Files.kind`."""
+        return self._current().kind(self._name(path))
+
+    def touch(self, path: Path) -> None:
+        """See `Files.touch`; the time is a count."""
+        name = self._name(path)
+
+        def touch(tree: _Tree) -> None:
+            if tree.kind(name) != "folder":
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            tree.entries[name] = {"time": tree.entries[name]["time"] + 1}
+
+        self._change(touch)
+
+    def changed(self, path: Path) -> int | None:
+        """See `Files.changed`."""
+        tree, name = self._current(), self._name(path)
+        return int(tree.entries[name]["time"]) if tree.kind(name) == "folder" else None
+
+    def size(self, path: Path) -> int:
+        """See `Files.size`."""
+        entry = self._current().file(self._name(path))
+        return int(entry["bytes"]) if "blob" in entry else len(str(entry["text"]).encode())
+
+    def read(self, path: Path, limit: int) -> bytes:
+        """See `Files.read`."""
+        tree, name = self._current(), self._name(path)
+        if tree.kind(name) == "folder":
+            raise NotAFile(f"{path} is not a regular file")
+        entry = tree.file(name)
+        size = self.size(path) if "text" in entry else int(entry["bytes"])
+        if size > limit:
+            raise NotAFile(f"{path} has more than {limit} bytes")
+        if "text" in entry:
+            return str(entry["text"]).encode()
+        found = self._objects.get(str(entry["blob"]))
+        assert found is not None  # noqa: S101 - no version was given
+        return found[0]
+
+    def write(self, path: Path, data: bytes) -> None:
+        """See `Files.write`."""
+        self._put({path: data})
+
+    def sync(self, path: Path) -> None:
+        """Do nothing: what a bucket has accepted is durable."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Files.rename`; what it replaces is deleted."""
+        old, new = self._name(source), self._name(target)
+
+        def rename(tree: _Tree) -> None:
+            if old not in tree.entries:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
+            tree.need_parent(new)
+            if new in tree.entries:
+                number = errno.ENOTEMPTY if tree.below(new) else 0
+                if tree.kind(old) != tree.kind(new):
+                    number = errno.EISDIR if tree.kind(new) == "folder" else errno.ENOTDIR
+                if number:
+                    raise OSError(number, os.strerror(number), str(target))
+            for each in (old, *tree.below(old)):
+                tree.entries[new + each[len(old) :]] = tree.entries.pop(each)
+
+        self._change(rename)
+
+    def remove(self, path: Path) -> None:
+        """See `Files.remove`."""
+        name = self._name(path)
+
+        def remove(tree: _Tree) -> None:
+            for each in (name, *tree.below(name)):
+                tree.entries.pop(each, None)
+
+        self._change(remove)
+
+    def remove_folder(self, path: Path) -> None:
+        """See `Files.remove_folder`."""
+        name = self._name(path)
+
+        def remove(tree: _Tree) -> None:
+            if tree.below(name):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+            tree.entries.pop(name, None)
+
+        self._change(remove)
+
+    def write_tensors(self, prefix: Path, tensors: Mapping[str, Array]) -> None:
+        """See `Files.write_tensors`: TensorFlow writes into a folder of this machine, which is uploaded."""
+        with self._local_folder() as folder:
+            super().write_tensors(folder / prefix.name, tensors)
+            self._put({prefix.parent / file.name: file for file in sorted(folder.iterdir())})
+
+    def read_tensors(self, prefix: Path, dtypes: Mapping[str, str]) -> dict[str, Array]:
+        """See `Files.read_tensors`: the files are downloaded into a folder of this machine."""
+        with self._local_folder() as folder:
+            for name in self.names(prefix.parent):
+                if name.startswith(f"{prefix.name}."):
+                    entry = self._current().file(self._name(prefix.parent / name))
+                    if "blob" in entry:
+                        self._objects.fetch(str(entry["blob"]), folder / name)
+                    else:
+                        (folder / name).write_bytes(str(entry["text"]).encode())
+            return super().read_tensors(folder / prefix.name, dtypes)
+
+    def tidy(self, claim: Path) -> None:
+        """See `Files.tidy`.
+
+        The objects are listed before the index is read. If the claim is in it, all other writers with a claim
+        of their own had lost it by then, and what they have uploaded can't be named any more.
+        """
+        keys, tree = self._objects.keys(BLOBS), self._current()
+        if tree.kind(self._name(claim)) == "folder":
+            used, own = tree.blobs(), f"{BLOBS}{self._writer}/"
+            self._objects.delete([key for key in keys if key not in used and not key.startswith(own)])
+
+    def _put(self, contents: Mapping[Path, bytes | Path]) -> None:
+        """Write files; nobody sees one without the others."""
+        entries: dict[str, dict[str, Any]] = {}
+        for path, content in contents.items():
+            name, text = self._name(path), self._text(content)
+            if text is not None:
+                entries[name] = {"text": text}
+                continue
+            self._blobs += 1
+            key = f"{BLOBS}{self._writer}/{self._blobs}-{path.name}"
+            self._objects.put(key, content)
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            entries[name] = {"blob": key, "bytes": size}
+
+        def put(tree: _Tree) -> None:
+            for name in entries:
+                tree.need_parent(name)
+                if tree.kind(name) == "folder":
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+            tree.entries |= entries
+
+        self._change(put)
+
+    def _current(self) -> _Tree:
+        """Return the index as it is in the bucket now."""
+        with self._lock:
+            try:
+                found = self._objects.get(INDEX, self._version)
+            except NOT_THERE:
+                self._tree, self._version = _Tree({}, {}), ""
+            else:
+                if found is not None:
+                    self._tree, self._version = _Tree.from_json(found[0]), found[1]
+            return self._tree
+
+    def _change(self, change: Callable[[_Tree], None]) -> None:
+        """Apply a change to the index, and delete what it doesn't name any more.
+
+        Raises OSError if `change` does, or if the bucket doesn't answer; then it may have been made.
+        """
+        freed: set[str] = set()
+        with self._lock:
+            self._changes += 1
+            failure = OSError(errno.EAGAIN, "the index is changed by others all the time")
+            for pause in _PAUSES:
+                tree = self._current()
+                if tree.writers.get(self._writer) == self._changes:
+                    break  # an earlier try has succeeded
+                after = _Tree(dict(tree.entries), dict(tree.writers))
+                change(after)
+                if after.entries == tree.entries:
+                    return
+                after.writers.pop(self._writer, None)
+                after.writers = dict([*after.writers.items(), (self._writer, self._changes)][-_REMEMBERED:])
+                freed = tree.blobs() - after.blobs()
+                try:
+                    self._version = self._objects.put_if(INDEX, after.to_json(), self._version)
+                except Changed:
+                    continue
+                except OSError as error:
+                    failure = error
+                    self._sleep(pause)
+                    continue
+                self._tree = after
+                break
+            else:
+                raise failure
+        if freed:
+            with contextlib.suppress(OSError):  # the next writer deletes them
+                self._objects.delete(sorted(freed))
+
+    @contextlib.contextmanager
+    def _local_folder(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="trainjob-", dir=self._scratch) as folder:
+            yield Path(folder)
+
+    def _text(self, content: bytes | Path) -> str | None:
+        """Return the content of a small text file, which becomes part of the index."""
+        if isinstance(content, Path):
+            return None
+        try:
+            return content.decode() if len(content) <= self._inline else None
+        except UnicodeDecodeError:
+            return None
+
+    def _name(self, path: Path) -> str:
+        name = path.relative_to(self._root).as_posix()
+        return "" if name == "." else name
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+# The bucket itself, by obstore: S3, Google Cloud Storage, Azure, and what has S3's API.
+
+
+PART = 8 << 20
+"""Bytes of a part of an upload or download."""
+PARTS_AT_ONCE = 4
+_CLIENT = {"connect_timeout": "5s", "timeout": "60s", "allow_http": True}
+"""HTTP is used only with an endpoint that says so."""
+_RETRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+"""Few: what lasts longer is waited for where the job's status says so."""
+_SAID = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<]*)")
+"""In a text of obstore: what the store has answered."""
+_MISSING = ("NoSuchKey", "BlobNotFound", None)
+"""Answers of S3 and GCS, and of Azure, for an object alone; None if the answer has no text."""
+_REFUSED = re.compile(r"status code: (?:3\d\d|4(?!08|25|29)\d\d)\b|must be specified|Unable to")
+"""In such a text: the same request can't succeed later either."""
+
+
+class BucketError(OSError):
+    """A request that failed; `strerror` is what the store has said."""
+
+
+class ObjectStore:
+    """`Objects` below a URI such as `s3://bucket/folder`.
+
+    Credentials, region and endpoint are those of the environment.
+
+    Args:
+        uri: of the folder.
+
+    Raises:
+        BucketError: the URI isn't one of a bucket, or obstore isn't installed.
+    """
+
+    def __init__(self, uri: str) -> None:
+        try:
+            import obstore  # noqa: PLC0415 - only this part of the package needs it
+            from obstore import store  # noqa: PLC0415 - as above
+        except ImportError:
+            raise BucketError(
+                errno.ENOPKG, f"{uri} needs obstore: pip install 'trainjob-trainer[bucket]' in the image"
+            ) from None
+        self._obstore: Any = obstore
+        self._uri = uri
+        try:
+            with self._explained():
+                from_url: Any = store.from_url
+                self._store = from_url(uri, client_options=_CLIENT, retry_config=_RETRIES)
+        except ValueError as error:
+            raise BucketError(errno.EINVAL, f"{uri} is no address of a bucket: {first_line(error)}") from None
+
+    def get(self, key: str, known: str = "") -> tuple[bytes, str] | None:
+        """See `Objects.get`."""
+        options = {"if_none_match": json.loads(known)["e_tag"]} if known else {}
+        with self._explained():
+            try:
+                found = self._obstore.get(self._store, key, options=options)
+            except self._obstore.exceptions.NotModifiedError:
+                return None
+            return bytes(found.bytes()), _version(found.meta)
+
+    def put(self, key: str, content: bytes | Path) -> None:
+        """See `Objects.put`; a file is read in parts, of which a few are in memory at once."""
+        with self._explained():
+            self._obstore.put(self._store, key, content, chunk_size=PART, max_concurrency=PARTS_AT_ONCE)
+
+    def put_if(self, key: str, data: bytes, version: str) -> str:
+        """See `Objects.put_if`."""
+        exceptions = self._obstore.exceptions
+        with self._explained():
+            try:
+                mode = json.loads(version) if version else "create"
+                return _version(self._obstore.put(self._store, key, data, mode=mode))
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                raise Changed from None
+
+    def fetch(self, key: str, path: Path) -> None:
+        """See `Objects.fetch`."""
+        with self._explained(), path.open("wb") as file:
+            size = int(self._obstore.head(self._store, key)["size"])
+            file.truncate(size)
+            starts = range(0, size, PART)
+            with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+                for _ in pool.map(
+                    lambda start: self._fetch(key, start, min(start + PART, size), file), starts
+                ):
+                    pass
+
+    def _fetch(self, key: str, start: int, end: int, file: IO[bytes]) -> None:
+        data = self._obstore.get_range(self._store, key, start=start, end=end)
+        os.pwrite(file.fileno(), memoryview(data), start)
+
+    def delete(self, keys: list[str]) -> None:
+        """See `Objects.delete`."""
+        with self._explained(), contextlib.suppress(FileNotFoundError):
+            self._obstore.delete(self._store, keys)
+
+    def keys(self, prefix: str) -> list[str]:
+        """See `Objects.keys`."""
+        with self._explained():
+            return [one["path"] for page in self._obstore.list(self._store, prefix) for one in page]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise what obstore raises as an OSError with the number of its cause."""
+        exceptions = self._obstore.exceptions
+        try:
+            yield
+        except (exceptions.BaseError, FileNotFoundError) as error:
+            found = _SAID.search(str(error))
+            code, said = found.groups() if found else (None, first_line(error))
+            text = f"{self._uri}: {html.unescape(said)}" + (f" ({code})" if code else "")
+            number = errno.EIO
+            if isinstance(error, FileNotFoundError) and code in _MISSING:
+                raise FileNotFoundError(errno.ENOENT, text) from error
+            if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+                number = errno.EACCES
+            elif not isinstance(error, exceptions.GenericError) or _REFUSED.search(str(error)):
+                number = errno.EINVAL
+            raise BucketError(number, text) from error
+
+
+def _version(meta: Any) -> str:
+    """Return an object's version as text: the entity tag, and on GCS the generation."""
+    return json.dumps({name: meta[name] for name in ("e_tag", "version") if meta.get(name)})
