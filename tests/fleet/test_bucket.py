@@ -19,6 +19,8 @@ from testbed.ports import free_ports
 from testbed.programs import program
 from testbed.waiting import until
 
+from support.trainer.checkpoints import final_variables
+from support.trainer.processes import WorkerGroup
 from trainjob_trainer.checkpoint.bucket import BucketError, BucketFiles, Changed, ObjectStore
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.snapshot import NamedArray
@@ -28,6 +30,7 @@ from trainjob_trainer.errors import Fenced, OutputUnwritable
 
 ROOT = Path("/output/digits/checkpoints")
 URI = "s3://results/digits/checkpoints"
+SCRIPT = Path(__file__).parents[1] / "multiprocess" / "scripts" / "library_run.py"
 
 
 class Server:
@@ -133,6 +136,38 @@ def test_a_save_waits_for_a_server_that_is_away(server: Server) -> None:
     saving.join(60)
     assert not saving.is_alive()
     assert (store.steps(), step_in(store)) == ([1, 2], 2.0)
+
+
+def test_a_training_is_killed_and_resumes_in_new_pods_from_the_bucket(server: Server, tmp_path: Path) -> None:
+    """With two workers and an evaluator, none of which shares a folder with another."""
+    del server
+    uri = "s3://results/digits"
+
+    def group(name: str, attempt: int, uri: str) -> WorkerGroup:
+        env = {"TRAINJOB_GENERATION": f"1.{attempt}", "TRAINJOB_SPEC": "spec"}
+        return WorkerGroup(SCRIPT, tmp_path / name, evaluator=True, attempt=attempt, env=env, uri=uri)
+
+    with group("undisturbed", 1, "") as undisturbed:
+        assert set(undisturbed.wait().values()) == {0}, undisturbed.report
+    with group("first", 1, uri) as first:
+        until(lambda: open_store(None).steps(), what="a checkpoint", seconds=120)
+        first["worker-0"].kill()
+    assert open_store(None).final() is None
+    with group("second", 2, uri) as second:
+        assert set(second.wait().values()) == {0}, second.report
+        assert second.progress("evaluator-0")["evaluation"]["final"] is True
+        assert second.progress("worker-0")["resumedFrom"] > 0
+    store = open_store(None)
+    final = store.final()
+    assert final is not None
+    there = store.read(store.checked(final.step))
+    here = final_variables(tmp_path / "undisturbed")
+    found = {f"{kind}/{one.name}": one.value for kind, all_of in there.items() for one in all_of}
+    assert found.keys() == here.keys()
+    assert all(np.array_equal(found[name], here[name]) for name in here)
+    kept = set(ObjectStore(uri).versions(""))
+    assert {"logs/history.jsonl", "evaluator/evaluations.jsonl"} <= kept
+    assert any(name.startswith("logs/train/events.out.tfevents.") for name in kept)
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ class FaultyStore(ObjectStore):
         self.meets("put_if", True)
         return put
 
-    def keys(self, prefix: str) -> list[str]:
-        listed = super().keys(prefix)
-        self.meets("keys", True)
+    def versions(self, prefix: str) -> dict[str, str]:
+        listed = super().versions(prefix)
+        self.meets("versions", True)
         return listed
 
 
@@ -118,7 +118,7 @@ def test_the_operations_are_those_of_a_local_disk(tmp_path: Path, inline: int) -
         files.remove(root / "x")
         files.remove_folder(root / "x")
         assert files.names(root) == []
-    left = in_bucket._objects.keys(BLOBS)
+    left = in_bucket._objects.versions(BLOBS)
     assert len(left) == (inline == 0), left  # of the write without a folder; `tidy` deletes it
 
 
@@ -189,7 +189,7 @@ def test_a_writer_deletes_what_earlier_ones_have_uploaded_in_vain() -> None:
     files._objects.put(f"{BLOBS}{files._writer}/99-lost", b"uploaded, and then killed")
     second, _ = make_store(memory, 2)
     second.prepare()
-    assert not any("lost" in key for key in files._objects.keys(BLOBS))
+    assert not any("lost" in key for key in files._objects.versions(BLOBS))
     assert second.steps() == [1]
     second.read(second.at(1))
 
@@ -201,7 +201,7 @@ def test_who_has_lost_its_claim_deletes_nothing() -> None:
     second, others = make_store(memory, 2)
 
     def overtake(what: str, _is_done: bool) -> None:
-        if what == "keys":
+        if what == "versions":
             second.prepare()
             others._objects.put(f"{BLOBS}{others._writer}/1-data", b"about to be named")
             files._objects.meets = lambda _what, _is_done: None  # type: ignore[attr-defined]
@@ -209,7 +209,7 @@ def test_who_has_lost_its_claim_deletes_nothing() -> None:
     first.prepare()
     files._objects.meets = overtake  # type: ignore[attr-defined]
     files.tidy(first._publisher._fence.folder)  # type: ignore[union-attr]
-    assert f"{BLOBS}{others._writer}/1-data" in others._objects.keys(BLOBS)
+    assert f"{BLOBS}{others._writer}/1-data" in others._objects.versions(BLOBS)
 
 
 def test_one_save_needs_few_requests() -> None:
@@ -240,4 +240,4 @@ def test_without_obstore_a_sentence_says_what_to_install(monkeypatch: pytest.Mon
 def test_the_index_has_a_known_name() -> None:
     store = FaultyStore()
     bucket(store)
-    assert store.keys("") == [INDEX]
+    assert list(store.versions("")) == [INDEX]

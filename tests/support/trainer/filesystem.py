@@ -702,8 +702,9 @@ class ObjectsMount(Mount):
         generation, data = self._bucket.objects[self.key + key]
         return None if str(generation) == known else (data, str(generation))
 
-    def store(self, key: str, data: bytes) -> None:
+    def store(self, key: str, data: bytes) -> str:
         self._bucket.put(self.key + key, data, self._bucket.generation(self.key + key))
+        return str(self._bucket.generation(self.key + key))
 
     def store_if(self, key: str, data: bytes, version: str) -> str:
         for _ in range(1 + self.is_resent):
@@ -716,8 +717,9 @@ class ObjectsMount(Mount):
         for key in keys:
             self._bucket.delete(self.key + key)
 
-    def keys(self, prefix: str) -> list[str]:
-        return [key[len(self.key) :] for key in self._bucket.below(self.key + prefix)]
+    def versions(self, prefix: str) -> dict[str, str]:
+        found = self._bucket.below(self.key + prefix)
+        return {key[len(self.key) :]: str(self._bucket.generation(key)) for key in found}
 
     def delay(self, what: str, call: Callable[[], Any], requests: int) -> None:
         """Have a write done only after so many requests of anybody."""
@@ -734,20 +736,20 @@ class SimulatedObjects:
     def get(self, key: str, known: str = "") -> Any:
         return self._call("get", Path(key), lambda: self._mount.get(key, known))
 
-    def put(self, key: str, content: Any) -> None:
-        self._call("put", Path(key), lambda: self._mount.store(key, content))
+    def put(self, key: str, content: Any) -> str:
+        return str(self._call("put", Path(key), lambda: self._mount.store(key, content)))
 
     def put_if(self, key: str, data: bytes, version: str) -> str:
         return str(self._call("put_if", Path(key), lambda: self._mount.store_if(key, data, version)))
 
-    def fetch(self, key: str, path: Path) -> None:
+    def fetch(self, key: str, path: Path) -> str:
         raise AssertionError(f"{key}, for {path}: nothing is in a file here")
 
     def delete(self, keys: list[str]) -> None:
         self._call("delete", Path(str(len(keys))), lambda: self._mount.delete(keys))
 
-    def keys(self, prefix: str) -> list[str]:
-        return list(self._call("keys", Path(prefix), lambda: self._mount.keys(prefix)))
+    def versions(self, prefix: str) -> dict[str, str]:
+        return dict(self._call("list", Path(prefix), lambda: self._mount.versions(prefix)))
 
 
 class SimulatedBucketFiles(BucketFiles):
@@ -1080,6 +1082,9 @@ class SimulatedFiles(Files):
     def remove_folder(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._call("rmdir", path, lambda: self._mount.rmdir(path))
+
+    def tidy(self, claim: Path) -> None:
+        """Nothing is ever hidden here."""
 
     def write_tensors(self, prefix: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Write the data, then the index, each under a temporary name that is replaced, and sync neither."""

@@ -110,8 +110,10 @@ class WorkerGroup:
         arguments: tuple[str, ...] = (),
         ports: tuple[int, ...] = (),
         interpreter: tuple[str, ...] = (sys.executable,),
+        uri: str = "",
     ) -> None:
         self._output = output
+        self._uri = uri
         self._script, self._arguments, self._interpreter = script, arguments, interpreter
         self._common = {
             "TRAINJOB_NAME": "test",
@@ -151,8 +153,9 @@ class WorkerGroup:
         codes = {}
         for name, process in self.processes.items():
             codes[name] = process.wait(deadline - time.monotonic())
-            if name == "worker-0" and codes[name] == 0:  # as an agent does
-                env = {**self._common, "TRAINJOB_OUTPUT_DIR": str(self._output)}
+            in_bucket = bool(self._uri) and name.startswith("evaluator")
+            if (name == "worker-0" or in_bucket) and codes[name] == 0:  # as an agent does
+                env = {**os.environ, **self._common, **self._folders(name), "TF_CONFIG": self._config(name)}
                 mark_finished(env, env.get("TRAINJOB_GENERATION", ""))
         return codes
 
@@ -170,20 +173,31 @@ class WorkerGroup:
 
     def _start(self, role: str, index: int) -> None:
         replica = f"{role}-{index}"
-        own = self._output / "evaluator" if role == "evaluator" else self._output
-        config = {"cluster": self._cluster, "task": {"type": role, "index": index}}
         env = {
             **os.environ,
             **QUIET,
             **self._common,
-            "TF_CONFIG": json.dumps(config),
-            "TRAINJOB_OUTPUT_DIR": str(own),
-            "TRAINJOB_CHECKPOINT_DIR": str(self._output / "checkpoints"),
-            "TRAINJOB_LOG_DIR": str(own / "logs" if role == "evaluator" else own / "logs" / "train"),
+            "TF_CONFIG": self._config(replica),
+            **self._folders(replica),
             "TRAINJOB_PROGRESS_FILE": str(self._progress_file(replica)),
         }
         self.processes[replica] = Process(replica, self._popen(env))
         self.processes[replica].collect()
+
+    def _config(self, replica: str) -> str:
+        role, _, index = replica.rpartition("-")
+        return json.dumps({"cluster": self._cluster, "task": {"type": role, "index": int(index)}})
+
+    def _folders(self, replica: str) -> dict[str, str]:
+        """With an address in a bucket each replica has a folder of its own, as pods have."""
+        root = self._output / replica if self._uri else self._output
+        of_evaluator = "/evaluator" if replica.startswith("evaluator") else ""
+        return {
+            "TRAINJOB_OUTPUT_DIR": f"{root}{of_evaluator}",
+            "TRAINJOB_CHECKPOINT_DIR": f"{root}/checkpoints",
+            "TRAINJOB_LOG_DIR": f"{root}{of_evaluator}/logs{'' if of_evaluator else '/train'}",
+            **({"TRAINJOB_OUTPUT_URI": f"{self._uri}{of_evaluator}"} if self._uri else {}),
+        }
 
     def _popen(self, env: Mapping[str, str]) -> subprocess.Popen[str] | Forked:
         if can_fork(self._interpreter, self._common):

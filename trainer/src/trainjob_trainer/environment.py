@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -177,6 +178,8 @@ class Environment:
         has_agent: an agent has started this process, and ends it when its grace period is over.
         spec: digest of the job's spec; empty where the program may change while the spec stays.
         namespace: the job's; empty without a job, and from controllers of earlier versions.
+        output_uri: the address of `output_dir` in the bucket that keeps it, such as `s3://bucket/digits`;
+            empty if the folder itself is kept.
     """
 
     name: str
@@ -191,6 +194,7 @@ class Environment:
     has_agent: bool = False
     spec: str = ""
     namespace: str = ""
+    output_uri: str = ""
 
     @classmethod
     def from_environment(
@@ -263,7 +267,15 @@ class Environment:
             has_agent=bool(env.get("TRAINJOB_STATE_DIR")),
             spec=env.get("TRAINJOB_SPEC", ""),
             namespace=env.get("TRAINJOB_NAMESPACE", ""),
+            output_uri=env.get("TRAINJOB_OUTPUT_URI", ""),
         )
+
+    @property
+    def checkpoint_uri(self) -> str:
+        """The address of `checkpoint_dir` in the bucket; empty without one."""
+        scheme, separator, place = self.output_uri.partition("://")
+        path = posixpath.relpath(self.checkpoint_dir, self.output_dir)
+        return f"{scheme}://{posixpath.normpath(posixpath.join(place, path))}" if separator else ""
 
     @property
     def job(self) -> str:

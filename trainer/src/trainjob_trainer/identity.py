@@ -247,7 +247,9 @@ class Trainings:
         """Return the store of the training with this number, from 1."""
         if number not in self._stores:
             folder = self.root.directory / f"{MODEL}{number}"
-            self._stores[number] = CheckpointStore(folder, self.root.keep, fence=self._fence)
+            self._stores[number] = CheckpointStore(
+                folder, self.root.keep, files=self.root.files, fence=self._fence
+            )
         return self._stores[number]
 
     def read(self) -> list[SavedTraining]:

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from trainjob_trainer.checkpoint.bucket import build_files
 from trainjob_trainer.checkpoint.fence import Fence, build_fence
+from trainjob_trainer.checkpoint.files import Patience
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.contract.files import EVALUATIONS, HISTORY
 from trainjob_trainer.edge import (
@@ -29,6 +31,7 @@ from trainjob_trainer.edge import (
 from trainjob_trainer.environment import Environment, setting
 from trainjob_trainer.errors import Preempted, TrainerError
 from trainjob_trainer.identity import Trainings
+from trainjob_trainer.mirror import Mirror, pulled_mirror
 from trainjob_trainer.reporting.machine import keep_freed_memory
 from trainjob_trainer.reporting.progress import ProgressFile, announce, notice, storage_is_away
 from trainjob_trainer.resume import end_if_finished
@@ -51,6 +54,7 @@ class Session:
         is_scoring: whether Keras's `evaluate` or `predict` is running in the evaluator.
         trained: the model of the last `fit` that has ended, on the writer.
         fence: the writer's claim to the checkpoints, if its start has a generation.
+        mirror: of the folder of this replica, if a bucket keeps it.
         manages: whether `fit` resumes and saves: in a job, and within `train_and_evaluate`.
         settings: those of the script's code, by name; the environment's come before them.
     """
@@ -66,6 +70,7 @@ class Session:
     trained: Any = None
     stop: StopRequest = field(default_factory=StopRequest)
     fence: Fence | None = None
+    mirror: Mirror | None = None
     manages: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -82,7 +87,8 @@ class Session:
     def trainings(self) -> Trainings:
         """The trainings below the job's folder of checkpoints."""
         folder, keep = self.environment.checkpoint_dir, self.setting("keep")
-        return Trainings(CheckpointStore(folder, keep, fence=self.fence), self.fence)
+        files = build_files(self.environment)
+        return Trainings(CheckpointStore(folder, keep, files=files, fence=self.fence), self.fence)
 
     def claim_output(self, *, waits: bool = True) -> None:
         """Ensure, before anything is written, that this process may write it; as `Fence.claim`."""
@@ -139,8 +145,22 @@ def _build(settings: Mapping[str, Any], *, manages: bool) -> Session:
     progress = ProgressFile.from_environment(os.environ)
     if task.is_writer or task.is_evaluator:
         progress.keep_curves(environment.output_dir / (EVALUATIONS if task.is_evaluator else HISTORY))
+    mirror = Patience().write(lambda: pulled_mirror(environment), environment.output_dir)
     fence = build_fence(task, environment)
-    return Session(task, environment, progress, fence=fence, manages=manages, settings=settings)
+    if mirror is not None and (task.is_writer or task.is_evaluator):
+        mirror.keep_pushing(lambda: _may_push(task, progress, fence))
+    return Session(
+        task, environment, progress, fence=fence, mirror=mirror, manages=manages, settings=settings
+    )
+
+
+def _may_push(task: Task, progress: ProgressFile, fence: Fence | None) -> bool:
+    """Return whether all replicas have taken over what the bucket has; Fenced after a newer start."""
+    if not task.is_evaluator and progress.last.step is None:
+        return False
+    if fence is not None:
+        fence.check()
+    return True
 
 
 def join(settings: Mapping[str, Any]) -> Session:
@@ -214,6 +234,10 @@ def _end() -> None:
     if session.call is not None and not storage_is_away.is_set():
         with contextlib.suppress(TrainerError):
             session.call.record.writer.settle()
+    if session.mirror is not None and not storage_is_away.is_set():
+        with contextlib.suppress(OSError):
+            if session.task.is_evaluator or _may_push(session.task, session.progress, session.fence):
+                session.mirror.push()
     text = f"{session.task.replica} was asked to stop"
     if session.task.is_evaluator:
         announce(text)

@@ -8,26 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from trainjob_trainer.atomic_file import write_atomically
+from trainjob_trainer.atomic_file import TEMPORARY, write_atomically
+from trainjob_trainer.contract.exits import ExitCode
 from trainjob_trainer.contract.files import FINAL
 from trainjob_trainer.errors import Fenced
 
 _CHECKPOINT = re.compile(r"step-(\d{8,})(?:\.[1-9]\d*)?")
+_LARGEST = 1 << 20
 _CLAIM = re.compile(r"\.claim-(\d+)\.(\d+)-([0-9a-f]{8})")
 
 
 def mark_finished(
-    env: Mapping[str, str], generation: str, step: object = None, *, if_claimed: bool = False
+    env: Mapping[str, str],
+    generation: str,
+    step: object = None,
+    *,
+    if_claimed: bool = False,
+    files: Any = None,
 ) -> None:
     """Write `final.json` for the writer's process of this generation, which has exited with 0.
 
@@ -39,16 +49,23 @@ def mark_finished(
         generation: `<incarnation>.<attempt>`; empty if the process had none.
         step: the last one that it reported, if any.
         if_claimed: only if it has claimed the output: it may be one of several programs of the container.
+        files: the operations on the folder of checkpoints, as `checkpoint.files.Files`. Without them, an
+            output in a bucket is left to a program (`mirror.py`), which sends the rest of the files first and
+            writes the marker for the writer alone: this one has no client for buckets.
 
     Raises Fenced, or OSError if the file can't be written.
     """
+    if env.get("TRAINJOB_OUTPUT_URI") and files is None:
+        _have_mirror_finish(env, generation, step)
+        return
+    files = files or _LocalFiles()
     output = env.get("TRAINJOB_OUTPUT_DIR")
     checkpoints = env.get("TRAINJOB_CHECKPOINT_DIR") or (output and f"{output}/checkpoints")
     if not checkpoints:
         return
     folder, uid = Path(checkpoints), env.get("TRAINJOB_UID", "")
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [entry.name for entry in folder.iterdir()]
+    files.make_folder(folder)
+    names = files.names(folder)
     job = f"{zlib.crc32(uid.encode()):08x}"
     claims = [match for match in map(_CLAIM.fullmatch, names) if match and match[3] == job]
     newest = max(((int(claim[1]), int(claim[2])) for claim in claims), default=None)
@@ -59,17 +76,52 @@ def mark_finished(
     if if_claimed and claim.name not in names:
         return
     try:
-        facts = json.loads((folder / "ended.json").read_bytes())
+        facts = json.loads(files.read(folder / "ended.json", _LARGEST))
     except FileNotFoundError:
         saved = [int(match[1]) for match in map(_CHECKPOINT.fullmatch, names) if match]
         facts = {"step": max(saved, default=0), "endedAt": step if isinstance(step, int) else 0}
     spec = {"spec": env["TRAINJOB_SPEC"]} if env.get("TRAINJOB_SPEC") else {}
     text = json.dumps({**facts, **spec, "jobUid": uid, "time": time.time()})
-    if claim.name in names:
-        write_atomically(claim / FINAL, text)
-        (claim / FINAL).replace(folder / FINAL)
-    else:
-        write_atomically(folder / FINAL, text)
+    place = (claim if claim.name in names else folder) / f"{TEMPORARY}{FINAL}"
+    files.write(place, text.encode())
+    files.rename(place, folder / FINAL)
+
+
+class _LocalFiles:
+    """What is needed of `checkpoint.files.Files`, which imports NumPy and TensorFlow."""
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def names(self, path: Path) -> list[str]:
+        return [entry.name for entry in path.iterdir()]
+
+    def read(self, path: Path, limit: int) -> bytes:
+        with path.open("rb") as file:
+            return file.read(limit)
+
+    def write(self, path: Path, data: bytes) -> None:
+        write_atomically(path, data.decode())
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+
+def _have_mirror_finish(env: Mapping[str, str], generation: str, step: object) -> None:
+    words = [generation, *([str(step)] if isinstance(step, int) else [])]
+    package = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", f"{package.name}.mirror", *words],
+        env={**env, "PYTHONPATH": str(package.parent)},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    said = done.stderr.decode(errors="replace").strip()
+    if done.returncode == ExitCode.FENCED:
+        raise Fenced(said)
+    if done.returncode:
+        raise OSError(errno.EIO, said or f"the last files can't be sent (exit code {done.returncode})")
 
 
 # In a pod without an agent.

@@ -258,7 +258,9 @@ class ReplicaAgent:
     def _changed(self) -> None:
         ended = self.child.exit
         if ended is not None and not self.child.running and self.state not in QUIET and not self._is_marking:
-            if ended.code == 0 and self.state == RUNNING and self.settings.task.is_writer:
+            task, in_bucket = self.settings.task, bool(self.settings.env.get("TRAINJOB_OUTPUT_URI"))
+            is_marked = task.is_writer or (in_bucket and task.is_evaluator)
+            if ended.code == 0 and self.state == RUNNING and is_marked:
                 self._is_marking = True
                 self._do(self._finish(ended))
             else:
@@ -275,6 +277,7 @@ class ReplicaAgent:
     async def _finish(self, ended: ChildExit) -> None:
         """Mark training as finished before anything else is told of the writer's success.
 
+        Of a writer and an evaluator whose output is in a bucket the last files are sent first.
         Storage that is away is waited for, unless this replica is stopped: then the next start decides.
         """
         loop, complains = asyncio.get_running_loop(), Seldom(_COMPLAIN_SECONDS)

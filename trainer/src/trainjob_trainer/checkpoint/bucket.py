@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import html
 import json
 import os
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from trainjob_trainer.checkpoint.files import NOT_THERE, Array, Files, Kind, NotAFile
+from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import first_line
 
 INDEX = "index.json"
@@ -57,20 +59,20 @@ class Objects(Protocol):
     def get(self, key: str, known: str = "") -> tuple[bytes, str] | None:
         """Return an object and its version; None if that is `known`. FileNotFoundError: there is none."""
 
-    def put(self, key: str, content: bytes | Path) -> None:
-        """Write an object, from memory or from a file."""
+    def put(self, key: str, content: bytes | Path) -> str:
+        """Write an object, from memory or from a file, and return its version."""
 
     def put_if(self, key: str, data: bytes, version: str) -> str:
         """Replace this version of an object, or create it (""), and return the new version; or `Changed`."""
 
-    def fetch(self, key: str, path: Path) -> None:
-        """Write an object into a new file. FileNotFoundError: there is none."""
+    def fetch(self, key: str, path: Path) -> str:
+        """Write an object into a new file, and return its version. FileNotFoundError: there is none."""
 
     def delete(self, keys: list[str]) -> None:
         """Delete objects; those that aren't there are fine."""
 
-    def keys(self, prefix: str) -> list[str]:
-        """Return all keys with this prefix."""
+    def versions(self, prefix: str) -> dict[str, str]:
+        """Return the versions of all objects whose keys have this prefix."""
 
 
 @dataclass
@@ -128,6 +130,8 @@ class BucketFiles(Files):
         writer: names this process.
         scratch: where TensorFlow writes and reads its files; None for the system's temporary folder.
     """
+
+    keeps_all = False
 
     def __init__(
         self,
@@ -292,7 +296,7 @@ class BucketFiles(Files):
         The objects are listed before the index is read. If the claim is in it, all other writers with a claim
         of their own had lost it by then, and what they have uploaded can't be named any more.
         """
-        keys, tree = self._objects.keys(BLOBS), self._current()
+        keys, tree = self._objects.versions(BLOBS), self._current()
         if tree.kind(self._name(claim)) == "folder":
             used, own = tree.blobs(), f"{BLOBS}{self._writer}/"
             self._objects.delete([key for key in keys if key not in used and not key.startswith(own)])
@@ -391,6 +395,20 @@ def _parent(path: str) -> str:
     return path.rpartition("/")[0]
 
 
+def build_files(environment: Environment) -> Files:
+    """Return the operations on the job's folder of checkpoints: in its bucket, or on its volume.
+
+    Raises BucketError if its address isn't one of a bucket, or obstore isn't installed.
+    """
+    uri = environment.checkpoint_uri
+    return _files_of_this_process(environment.checkpoint_dir, uri) if uri else Files()
+
+
+@functools.lru_cache(maxsize=1)
+def _files_of_this_process(folder: Path, uri: str) -> BucketFiles:
+    return BucketFiles(folder, ObjectStore(uri))
+
+
 # The bucket itself, by obstore: S3, Google Cloud Storage, Azure, and what has S3's API.
 
 
@@ -452,10 +470,11 @@ class ObjectStore:
                 return None
             return bytes(found.bytes()), _version(found.meta)
 
-    def put(self, key: str, content: bytes | Path) -> None:
+    def put(self, key: str, content: bytes | Path) -> str:
         """See `Objects.put`; a file is read in parts, of which a few are in memory at once."""
         with self._explained():
-            self._obstore.put(self._store, key, content, chunk_size=PART, max_concurrency=PARTS_AT_ONCE)
+            parts = {"chunk_size": PART, "max_concurrency": PARTS_AT_ONCE}
+            return _version(self._obstore.put(self._store, key, content, **parts))
 
     def put_if(self, key: str, data: bytes, version: str) -> str:
         """See `Objects.put_if`."""
@@ -467,31 +486,32 @@ class ObjectStore:
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 raise Changed from None
 
-    def fetch(self, key: str, path: Path) -> None:
-        """See `Objects.fetch`."""
+    def fetch(self, key: str, path: Path) -> str:
+        """See `Objects.fetch`; several parts at a time, which are all of one version or fail."""
         with self._explained(), path.open("wb") as file:
-            size = int(self._obstore.head(self._store, key)["size"])
+            found = self._obstore.head(self._store, key)
+            size = int(found["size"])
             file.truncate(size)
-            starts = range(0, size, PART)
             with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-                for _ in pool.map(
-                    lambda start: self._fetch(key, start, min(start + PART, size), file), starts
-                ):
+                parts = [(start, min(start + PART, size)) for start in range(0, size, PART)]
+                for _ in pool.map(lambda part: self._fetch_part(key, part, found["e_tag"], file), parts):
                     pass
+            return _version(found)
 
-    def _fetch(self, key: str, start: int, end: int, file: IO[bytes]) -> None:
-        data = self._obstore.get_range(self._store, key, start=start, end=end)
-        os.pwrite(file.fileno(), memoryview(data), start)
+    def _fetch_part(self, key: str, part: tuple[int, int], tag: str, file: IO[bytes]) -> None:
+        got = self._obstore.get(self._store, key, options={"range": part, "if_match": tag})
+        os.pwrite(file.fileno(), memoryview(got.bytes()), part[0])
 
     def delete(self, keys: list[str]) -> None:
         """See `Objects.delete`."""
         with self._explained(), contextlib.suppress(FileNotFoundError):
             self._obstore.delete(self._store, keys)
 
-    def keys(self, prefix: str) -> list[str]:
-        """See `Objects.keys`."""
+    def versions(self, prefix: str) -> dict[str, str]:
+        """See `Objects.versions`."""
         with self._explained():
-            return [one["path"] for page in self._obstore.list(self._store, prefix) for one in page]
+            pages = self._obstore.list(self._store, prefix or None)
+            return {one["path"]: _version(one) for page in pages for one in page}
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -40,6 +40,7 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from trainjob_trainer.atomic_file import TEMPORARY
+from trainjob_trainer.checkpoint.bucket import build_files
 from trainjob_trainer.checkpoint.files import (
     NOT_THERE,
     TAKEN,
@@ -479,20 +480,19 @@ def build_fence(task: Task, environment: Environment) -> Fence | None:
     """
     if environment.generation is None or not task.is_writer:
         return None
-    return _fence_of_this_process(
-        environment.checkpoint_dir,
-        environment.generation,
-        environment.uid,
-        environment.job,
-        environment.reported_step,
-    )
+    return _fence_of_this_process(environment, environment.generation)
 
 
 @functools.lru_cache(maxsize=1)
-def _fence_of_this_process(
-    directory: Path, generation: Generation, job_uid: str, job: str, trained_step: int | None
-) -> Fence:
-    fence = Fence(directory, generation, job_uid, job=job, trained_step=trained_step)
+def _fence_of_this_process(environment: Environment, generation: Generation) -> Fence:
+    fence = Fence(
+        environment.checkpoint_dir,
+        generation,
+        environment.uid,
+        build_files(environment),
+        job=environment.job,
+        trained_step=environment.reported_step,
+    )
     fence.keep_touched()
     return fence
 

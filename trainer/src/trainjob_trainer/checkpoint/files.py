@@ -51,7 +51,12 @@ class Files:
     """Durable writes: what `rename` has published survives a power cut, all else is ignored.
 
     Every disk operation of checkpoints is one of these calls, including TensorFlow's.
+
+    Attributes:
+        keeps_all: whether what lies beside the checkpoints is on the same volume.
     """
+
+    keeps_all = True
 
     def make_folder(self, path: Path) -> None:
         """Create a folder and its parents, durably; an existing one is fine.

@@ -137,7 +137,7 @@ class CheckpointStore:
 
     The newest `keep` (at least one), the final one and those that are spared stay. `fence` is the writer's
     claim to this folder or a parent; without it no other process may write. While the storage is full or
-    away, every method waits.
+    away, every method waits. `files` are the operations on the folder.
 
     Raises:
         CheckpointUnavailable: what is there can't be read, and waiting would not help.
@@ -159,8 +159,8 @@ class CheckpointStore:
         self.keep = keep
         self.patience = fence.patience if fence else Patience(sleep)
         self._now = now
-        self._files = files or Files()
-        self._publisher = Publisher(self.directory, self._files, fence)
+        self.files = files or Files()
+        self._publisher = Publisher(self.directory, self.files, fence)
         self._start: int | None = None
         self._own: set[int] = set()
 
@@ -187,7 +187,7 @@ class CheckpointStore:
             free = self._free_name(step, listed.get(step, []))
             try:
                 self._publisher.publish(
-                    free, lambda place: write_bundle(place, groups, facts, self._files), replaces=False
+                    free, lambda place: write_bundle(place, groups, facts, self.files), replaces=False
                 )
             except OSError as error:
                 if is_first_attempt and error.errno in TAKEN:
@@ -201,8 +201,16 @@ class CheckpointStore:
         return Checkpoint(step, epoch, job_uid, target, float(str(facts["time"])))
 
     def publish(self, target: Path, fill: Callable[[Path], None]) -> None:
-        """Have `fill` write another folder on this volume, whole or not at all; it replaces the old one."""
-        self._change(target, lambda: self._publisher.publish(target, fill))
+        """Have `fill` write another folder of the output, whole or not at all; it replaces the old one."""
+        publisher = self._publisher
+        if not self.files.keeps_all:
+            publisher = Publisher(target.parent, Files(), None)
+
+        def publish() -> None:
+            self._publisher.check()
+            publisher.publish(target, fill)
+
+        self._change(target, publish)
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints in place, oldest first, including damaged ones."""
@@ -245,7 +253,7 @@ class CheckpointStore:
         """Return the numbers of the script's further trainings, whose folders lie in this one."""
 
         def is_folder(name: str) -> bool:
-            return self._read(self.directory, lambda: self._files.kind(self.directory / name)) == "folder"
+            return self._read(self.directory, lambda: self.files.kind(self.directory / name)) == "folder"
 
         matches = [match for match in map(_FURTHER.fullmatch, self._names(self.directory)) if match]
         return sorted(int(match[1]) for match in matches if is_folder(match[0]))
@@ -260,7 +268,7 @@ class CheckpointStore:
 
     def read(self, checkpoint: Checkpoint) -> HostGroups:
         """Return everything that a checkpoint holds; CheckpointUnreadable if it is damaged or gone."""
-        return self._read(checkpoint.path, lambda: read_bundle(checkpoint.path, self._files))
+        return self._read(checkpoint.path, lambda: read_bundle(checkpoint.path, self.files))
 
     def mark_ended(self, marker: FinalMarker) -> None:
         """Record that the training has ended; the checkpoint that is its result must be in place."""
@@ -286,7 +294,7 @@ class CheckpointStore:
 
         def clear() -> None:
             for path in (self.directory / FINAL, self.directory / ENDED):
-                if self._files.kind(path) is not None:
+                if self.files.kind(path) is not None:
                     self._publisher.discard(path)
 
         self._change(self.directory, clear)
@@ -303,7 +311,7 @@ class CheckpointStore:
         """
         path = self.directory / name
         try:
-            return parse(json.loads(self._read(path, lambda: self._files.read(path, LARGEST))))
+            return parse(json.loads(self._read(path, lambda: self.files.read(path, LARGEST))))
         except NOT_THERE:
             return None
         except (ValueError, TypeError, RecursionError) as error:
@@ -359,11 +367,11 @@ class CheckpointStore:
     def _rename_damaged(self, name: str) -> None:
         aside = DAMAGED + name
         for number in itertools.count(2):
-            if self._files.kind(self.directory / aside) is None:
+            if self.files.kind(self.directory / aside) is None:
                 break
             aside = f"{DAMAGED}{name}-{number}"
         place = self._publisher.place(aside)
-        self._files.remove(place)
+        self.files.remove(place)
         self._publisher.move(self.directory / name, place)
         self._publisher.move(place, self.directory / aside)
 
@@ -443,19 +451,19 @@ class CheckpointStore:
         return checkpoint
 
     def _by_manifest(self, step: int, folder: Path) -> Checkpoint:
-        manifest = self._read(folder, lambda: read_manifest(folder, self._files))
+        manifest = self._read(folder, lambda: read_manifest(folder, self.files))
         if manifest["step"] != step:
             raise CheckpointUnreadable(f"{folder}: its manifest is that of step {manifest['step']}")
         return Checkpoint(step, manifest["epoch"], manifest["jobUid"], folder, manifest["time"])
 
     def _is_any_there(self, names: Iterable[str]) -> bool:
         def kind(folder: Path) -> Kind | None:
-            return self._read(folder, lambda: self._files.kind(folder))
+            return self._read(folder, lambda: self.files.kind(folder))
 
         return any(kind(self.directory / name) is not None for name in names)
 
     def _names(self, folder: Path) -> list[str]:
-        return self._read(folder, lambda: self._files.names(folder))
+        return self._read(folder, lambda: self.files.names(folder))
 
     def _change(self, path: Path, change: Callable[[], T]) -> T:
         """Make a change that is safe to repeat."""

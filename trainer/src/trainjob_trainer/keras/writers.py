@@ -207,6 +207,7 @@ class _NoCheckpointer:
 
 def _saves(session: Session) -> Saves:
     environment, others = session.environment, len(session.task.trainees) > 1
+    others = others and not environment.output_uri  # else each pod has a folder of its own
     file = environment.checkpoint_dir / f".saves-{environment.attempt}.jsonl" if others else None
     return _saves_in(file, is_evaluator=session.task.is_evaluator)
 
@@ -222,8 +223,8 @@ def forget_saves(session: Session) -> None:
 class Saves:
     """What the writer saves, in a file for all replicas: line of the script, how often there, path, stamp.
 
-    Without `file` there are no others. A line is known by all lines that lead to it; its n-th save is the
-    n-th one on each replica. `own` are the paths at which this replica has a file of its own.
+    Without `file` there are no others here. A line is known by all lines that lead to it; its n-th save is
+    the n-th one on each replica. `own` are the paths at which this replica has a file of its own.
     """
 
     def __init__(self, file: Path | None, *, is_evaluator: bool = False) -> None:
@@ -272,6 +273,8 @@ class Saves:
     def _is_writers(self, path: str, line: str, count: int) -> bool:
         if self._is_evaluator:  # it is at other lines, and leaves what is there
             return _REMOTE in path or (Path(path).exists() and path not in self.own)
+        if self._file is None:
+            return _REMOTE in path
         until = time.monotonic() + (0 if line in self._silent else WAIT_SECONDS)
         pause, longest = _LOOK_SECONDS
         while True:

@@ -310,7 +310,8 @@ def add_to_history(environment: Environment, step: int, metrics: Mapping[str, An
     line = {"step": step, "metrics": as_json(metrics)}
     path = environment.output_dir / HISTORY
     with contextlib.suppress(OSError):
-        environment.checkpoint_dir.stat()
+        if not environment.output_uri:
+            environment.checkpoint_dir.stat()
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_appending(path) as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")

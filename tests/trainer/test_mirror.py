@@ -1,0 +1,135 @@
+"""The files of a pod's folder, kept in a bucket."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from obstore.store import MemoryStore
+
+from trainjob_trainer import mirror as module
+from trainjob_trainer.checkpoint.bucket import BucketError, ObjectStore
+from trainjob_trainer.environment import Environment
+from trainjob_trainer.mirror import Mirror, pulled_mirror
+
+
+class Memory(ObjectStore):
+    """A store in memory that counts what is sent and fetched."""
+
+    def __init__(self, memory: Any = None) -> None:
+        super().__init__("memory:///")
+        self._store = memory or MemoryStore()
+        self.sent: list[str] = []
+        self.fetched: list[str] = []
+
+    def put(self, key: str, content: bytes | Path) -> str:
+        self.sent.append(key)
+        return super().put(key, content)
+
+    def fetch(self, key: str, path: Path) -> str:
+        self.fetched.append(key)
+        return super().fetch(key, path)
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".tmp-"))
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
+def make(folder: Path, store: Memory) -> Mirror:
+    return Mirror(folder, store, ("checkpoints", "evaluator"))
+
+
+def test_what_has_changed_is_sent_once(tmp_path: Path) -> None:
+    store = Memory()
+    mirror = make(tmp_path, store)
+    write(tmp_path, model_keras="one", logs__history_jsonl="1\n", checkpoints__index_json="no", empty="")
+    (tmp_path / ".tmp-half").write_text("half")
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    mirror.push()
+    mirror.push()
+    assert sorted(store.sent) == ["empty", "logs/history.jsonl", "model.keras"]
+    write(tmp_path, logs__history_jsonl="1\n2\n")
+    (tmp_path / "model.keras").unlink()
+    mirror.push()
+    assert store.sent[3:] == ["logs/history.jsonl"]
+    assert sorted(store.versions("")) == ["empty", "logs/history.jsonl"]
+    make(tmp_path, store).push()  # the next process in this pod
+    assert len(store.sent) == 4
+
+
+def test_each_start_has_what_the_bucket_has(tmp_path: Path) -> None:
+    store = Memory()
+    first, second = tmp_path / "first", tmp_path / "second"
+    mirror = make(first, store)
+    write(first, a="1", b__c="2", logs__events_out_tfevents_1="events")
+    mirror.push()
+    write(first, a="unsent", new="unsent")
+    other = Memory(store._store)
+    make(second, other).pull()
+    assert contents(second) == {"a": "1", "b/c": "2"}
+    mirror.pull()
+    assert contents(first) == {"a": "1", "b/c": "2", "logs/events.out.tfevents.1": "events"}
+    assert store.fetched == ["a"]
+    make(second, other).push()
+    assert other.sent == []
+    write(second, a="3")
+    make(second, other).push()
+    mirror.pull()
+    assert contents(first)["a"] == "3"
+    make(second, other).pull()
+    assert other.fetched == ["a", "b/c"]
+
+
+def test_a_large_file_comes_in_parts_of_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Memory()
+    data = os.urandom(1000)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/large").write_bytes(data)
+    make(tmp_path / "first", store).push()
+    monkeypatch.setattr("trainjob_trainer.checkpoint.bucket.PART", 300)
+    make(tmp_path / "second", store).pull()
+    assert (tmp_path / "second/large").read_bytes() == data
+
+    head = store._obstore.head
+
+    def changed_meanwhile(inner: Any, key: str) -> Any:
+        found = head(inner, key)
+        store._obstore.put(inner, key, b"x" * 900)
+        return found
+
+    monkeypatch.setattr(store._obstore, "head", changed_meanwhile)
+    with pytest.raises(BucketError):
+        make(tmp_path / "third", store).pull()
+    assert contents(tmp_path / "third") == {}
+
+
+def test_only_a_replica_with_an_address_has_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ObjectStore", lambda _uri: Memory())
+    of_a_volume = Environment("digits", "", 1, tmp_path, tmp_path / "checkpoints", tmp_path / "logs")
+    assert pulled_mirror(of_a_volume) is None
+    uri = "s3://bucket/runs/digits"
+    in_bucket = Environment(
+        "digits", "", 1, tmp_path, tmp_path / "checkpoints", tmp_path / "logs", output_uri=uri
+    )
+    assert pulled_mirror(in_bucket) is not None
+    assert in_bucket.checkpoint_uri == f"{uri}/checkpoints"
+    of_evaluator = Environment(
+        "digits",
+        "",
+        1,
+        tmp_path / "evaluator",
+        tmp_path / "checkpoints",
+        tmp_path / "evaluator/logs",
+        output_uri=f"{uri}/evaluator",
+    )
+    assert of_evaluator.checkpoint_uri == f"{uri}/checkpoints"

@@ -1,0 +1,175 @@
+"""The files of a pod's output folder, kept in a bucket: all but checkpoints (`checkpoint/bucket.py`).
+
+What a script, Keras and TensorBoard write is written into a folder of the pod. The writer and the evaluator
+send what has changed every few seconds. When such a process has exited with 0, its agent starts this module
+as a program, which sends the rest before it marks training as finished.
+
+*At each start the folder of every replica is what the bucket has*: a script that looks for a file of an
+earlier start finds the same on all replicas, as in a shared folder. The writer sends nothing before all have
+come to their first step.
+
+    python -m trainjob_trainer.mirror GENERATION [STEP]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from trainjob_trainer.agent.ending import mark_finished
+from trainjob_trainer.atomic_file import TEMPORARY, write_atomically
+from trainjob_trainer.checkpoint.bucket import Objects, ObjectStore, build_files
+from trainjob_trainer.environment import Environment
+from trainjob_trainer.errors import Fenced, OutputTaken, TrainerError
+from trainjob_trainer.task import Task
+
+SECONDS = 10.0
+"""Between two looks for changed files."""
+_STATE = f"{TEMPORARY}sent.json"
+_EVENTS = "events.out.tfevents."
+"""TensorBoard's files begin so; nobody reads earlier ones during training."""
+
+
+class Mirror:
+    """A folder of this pod and the same one in a bucket.
+
+    Args:
+        folder: of this pod.
+        objects: the bucket's folder.
+        left_out: names of folders in it that aren't part of it.
+    """
+
+    def __init__(self, folder: Path, objects: Objects, left_out: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._objects = objects
+        self._left_out = left_out
+        self._lock = threading.Lock()
+        self._sent = self._read_state()
+
+    def pull(self) -> None:
+        """Make the folder what the bucket has; OSError if the bucket, or the folder, can't be used."""
+        with self._lock:
+            theirs = {key: one for key, one in self._objects.versions("").items() if self._is_part(key)}
+            for key in set(self._files()) - set(theirs):
+                (self._folder / key).unlink(missing_ok=True)
+            for key, version in theirs.items():
+                path = self._folder / key
+                known = self._sent.get(key)
+                if path.name.startswith(_EVENTS) or (known == [_stamp(path), version] and known[0]):
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part = path.with_name(TEMPORARY + path.name)
+                fetched = self._objects.fetch(key, part)
+                part.replace(path)
+                self._sent[key] = [_stamp(path), fetched]
+            self._sent = {key: one for key, one in self._sent.items() if key in theirs}
+            self._write_state()
+
+    def push(self) -> None:
+        """Send the files that have changed, and delete those that are gone; OSError as `pull`."""
+        with self._lock:
+            files = self._files()
+            for key, stamp in files.items():
+                if self._sent.get(key, [None])[0] == stamp:
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    self._sent[key] = [stamp, self._objects.put(key, self._folder / key)]
+            if gone := [key for key in self._sent if key not in files]:
+                self._objects.delete(gone)
+                self._sent = {key: one for key, one in self._sent.items() if key in files}
+            self._write_state()
+
+    def keep_pushing(self, may: Callable[[], bool]) -> None:
+        """Send changes from now on, in a thread, at the times at which it `may`."""
+
+        def run() -> None:
+            while True:
+                wake.wait(SECONDS)
+                with contextlib.suppress(OSError):  # the next look tries again
+                    try:
+                        if may():
+                            self.push()
+                    except (Fenced, OutputTaken):
+                        return  # another one writes there
+                    except TrainerError:
+                        continue
+
+        wake = threading.Event()
+        threading.Thread(target=run, name="trainjob-mirror", daemon=True).start()
+
+    def _files(self) -> dict[str, list[int]]:
+        return dict(self._walk(self._folder))
+
+    def _walk(self, folder: Path) -> Iterator[tuple[str, list[int]]]:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            key = path.relative_to(self._folder).as_posix()
+            if path.is_symlink() or not self._is_part(key):
+                continue
+            if path.is_dir():
+                yield from self._walk(path)
+            elif stamp := _stamp(path):
+                yield key, stamp
+
+    def _is_part(self, key: str) -> bool:
+        parts = key.split("/")
+        return parts[0] not in self._left_out and not any(part.startswith(TEMPORARY) for part in parts)
+
+    def _read_state(self) -> dict[str, list[object]]:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return dict(json.loads((self._folder / _STATE).read_bytes()))
+        return {}
+
+    def _write_state(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._folder / _STATE, json.dumps(self._sent))
+
+
+def _stamp(path: Path) -> list[int]:
+    """Return size and time of a regular file, by which a changed one is known; empty without one."""
+    with contextlib.suppress(OSError):
+        state = path.stat()
+        return [state.st_size, state.st_mtime_ns]
+    return []
+
+
+def pulled_mirror(environment: Environment) -> Mirror | None:
+    """Return the mirror of this replica's own folder, pulled; None if the folder itself is kept.
+
+    Raises OSError as `Mirror.pull`, BucketError as `ObjectStore`.
+    """
+    if not environment.output_uri:
+        return None
+    mirror = _build(environment)
+    mirror.pull()
+    return mirror
+
+
+def _build(environment: Environment) -> Mirror:
+    return Mirror(environment.output_dir, ObjectStore(environment.output_uri), ("checkpoints", "evaluator"))
+
+
+def main() -> None:
+    """Send what a process has left that has exited with 0; if it is the writer's, training has finished."""
+    generation, *step = sys.argv[1:]
+    task = Task.from_environment(os.environ)
+    environment = Environment.from_environment(os.environ, task)
+    try:
+        _build(environment).push()
+        if task.is_writer:
+            reached = int(step[0]) if step else None
+            mark_finished(os.environ, generation, reached, files=build_files(environment))
+    except Fenced as error:
+        print(error, file=sys.stderr)
+        sys.exit(int(error.exit_code))
+    except OSError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
