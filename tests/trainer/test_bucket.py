@@ -237,6 +237,17 @@ def test_without_obstore_a_sentence_says_what_to_install(monkeypatch: pytest.Mon
         ObjectStore("s3://bucket/folder")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "is damaged"), ("[]", "is damaged"), ('{"format": 2}', "a later version"), ("{}", "is damaged")],
+)
+def test_an_index_that_cannot_be_read_is_one_sentence(text: str, said: str) -> None:
+    store = FaultyStore()
+    store.put(INDEX, text.encode())
+    with pytest.raises(BucketError, match=said):
+        bucket(store)
+
+
 def test_the_index_has_a_known_name() -> None:
     store = FaultyStore()
     bucket(store)

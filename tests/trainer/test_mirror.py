@@ -12,6 +12,7 @@ from obstore.store import MemoryStore
 from trainjob_trainer import mirror as module
 from trainjob_trainer.checkpoint.bucket import BucketError, ObjectStore
 from trainjob_trainer.environment import Environment
+from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.mirror import Mirror, pulled_mirror
 
 
@@ -45,8 +46,8 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
-def make(folder: Path, store: Memory) -> Mirror:
-    return Mirror(folder, store, ("checkpoints", "evaluator"))
+def make(folder: Path, store: Memory, start: int = 1) -> Mirror:
+    return Mirror(folder, store, ("checkpoints", "evaluator"), start)
 
 
 def test_what_has_changed_is_sent_once(tmp_path: Path) -> None:
@@ -85,9 +86,29 @@ def test_each_start_has_what_the_bucket_has(tmp_path: Path) -> None:
     write(second, a="3")
     make(second, other).push()
     mirror.pull()
+    make(first, store).pull()
+    assert contents(first)["a"] == "1"  # a further process of the same start
+    make(first, store, 2).pull()
     assert contents(first)["a"] == "3"
-    make(second, other).pull()
+    make(second, other, 2).pull()
     assert other.fetched == ["a", "b/c"]
+
+
+@pytest.mark.parametrize("key", ["../outside", "a/../../outside", "checkpoints/x", "evaluator/x", ".tmp-x"])
+def test_other_keys_are_no_files_of_the_folder(tmp_path: Path, key: str) -> None:
+    assert not make(tmp_path, Memory())._is_part(key)
+
+
+def test_a_link_is_not_written_through(tmp_path: Path) -> None:
+    store = Memory()
+    write(tmp_path / "first", logs__a="1")
+    make(tmp_path / "first", store).push()
+    (tmp_path / "second").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "second/logs").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidConfiguration, match="is a link"):
+        make(tmp_path / "second", store).pull()
+    assert contents(tmp_path / "elsewhere") == {}
 
 
 def test_a_large_file_comes_in_parts_of_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,14 +18,16 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainjob_trainer.agent.ending import mark_finished
 from trainjob_trainer.atomic_file import TEMPORARY, write_atomically
 from trainjob_trainer.checkpoint.bucket import Objects, ObjectStore, build_files
+from trainjob_trainer.contract.files import find_link
 from trainjob_trainer.environment import Environment
-from trainjob_trainer.errors import Fenced, OutputTaken, TrainerError
+from trainjob_trainer.errors import Fenced, InvalidConfiguration, OutputTaken, TrainerError
 from trainjob_trainer.task import Task
 
 SECONDS = 10.0
@@ -42,18 +44,26 @@ class Mirror:
         folder: of this pod.
         objects: the bucket's folder.
         left_out: names of folders in it that aren't part of it.
+        start: the number of this start of the replica in its pod.
     """
 
-    def __init__(self, folder: Path, objects: Objects, left_out: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, objects: Objects, left_out: tuple[str, ...], start: int) -> None:
         self._folder = folder
         self._objects = objects
         self._left_out = left_out
+        self._start = start
         self._lock = threading.Lock()
-        self._sent = self._read_state()
+        self._pulled, self._sent = self._read_state()
 
     def pull(self) -> None:
-        """Make the folder what the bucket has; OSError if the bucket, or the folder, can't be used."""
+        """Make the folder what the bucket has, once for each start: a script has further processes.
+
+        Raises OSError if the bucket, or the folder, can't be used, InvalidConfiguration if a part of it is a
+        link.
+        """
         with self._lock:
+            if self._pulled == self._start:
+                return
             theirs = {key: one for key, one in self._objects.versions("").items() if self._is_part(key)}
             for key in set(self._files()) - set(theirs):
                 (self._folder / key).unlink(missing_ok=True)
@@ -62,12 +72,15 @@ class Mirror:
                 known = self._sent.get(key)
                 if path.name.startswith(_EVENTS) or (known == [_stamp(path), version] and known[0]):
                     continue
+                if link := find_link(one for one in path.parents if self._folder in one.parents):
+                    raise InvalidConfiguration(link)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 part = path.with_name(TEMPORARY + path.name)
                 fetched = self._objects.fetch(key, part)
                 part.replace(path)
                 self._sent[key] = [_stamp(path), fetched]
             self._sent = {key: one for key, one in self._sent.items() if key in theirs}
+            self._pulled = self._start
             self._write_state()
 
     def push(self) -> None:
@@ -89,7 +102,7 @@ class Mirror:
 
         def run() -> None:
             while True:
-                wake.wait(SECONDS)
+                time.sleep(SECONDS)
                 with contextlib.suppress(OSError):  # the next look tries again
                     try:
                         if may():
@@ -99,7 +112,6 @@ class Mirror:
                     except TrainerError:
                         continue
 
-        wake = threading.Event()
         threading.Thread(target=run, name="trainjob-mirror", daemon=True).start()
 
     def _files(self) -> dict[str, list[int]]:
@@ -117,16 +129,18 @@ class Mirror:
 
     def _is_part(self, key: str) -> bool:
         parts = key.split("/")
-        return parts[0] not in self._left_out and not any(part.startswith(TEMPORARY) for part in parts)
+        is_name = not any(part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts)
+        return is_name and parts[0] not in self._left_out
 
-    def _read_state(self) -> dict[str, list[object]]:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return dict(json.loads((self._folder / _STATE).read_bytes()))
-        return {}
+    def _read_state(self) -> tuple[int, dict[str, list[object]]]:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            state = json.loads((self._folder / _STATE).read_bytes())
+            return int(state["start"]), dict(state["files"])
+        return 0, {}
 
     def _write_state(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._folder / _STATE, json.dumps(self._sent))
+        write_atomically(self._folder / _STATE, json.dumps({"start": self._pulled, "files": self._sent}))
 
 
 def _stamp(path: Path) -> list[int]:
@@ -150,7 +164,8 @@ def pulled_mirror(environment: Environment) -> Mirror | None:
 
 
 def _build(environment: Environment) -> Mirror:
-    return Mirror(environment.output_dir, ObjectStore(environment.output_uri), ("checkpoints", "evaluator"))
+    objects, left_out = ObjectStore(environment.output_uri), ("checkpoints", "evaluator")
+    return Mirror(environment.output_dir, objects, left_out, environment.attempt)
 
 
 def main() -> None:

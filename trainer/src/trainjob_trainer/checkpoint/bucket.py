@@ -40,10 +40,15 @@ from trainjob_trainer.errors import first_line
 
 INDEX = "index.json"
 BLOBS = "blobs/"
+_FORMAT = 1
 _REMEMBERED = 16
 """The number of processes whose last change the index remembers."""
 _PAUSES = (0.1, 0.3, 1.0, 1.0)
 """Seconds before a change is tried again whose outcome isn't known, or which others have overtaken."""
+
+
+class BucketError(OSError):
+    """A request that failed; `strerror` is what the store has said."""
 
 
 class Changed(Exception):
@@ -88,11 +93,16 @@ class _Tree:
 
     @classmethod
     def from_json(cls, data: bytes) -> _Tree:
-        raw = json.loads(data)
-        return cls(dict(raw["entries"]), dict(raw["writers"]))
+        try:
+            raw = json.loads(data)
+            if raw["format"] > _FORMAT:
+                raise BucketError(errno.EINVAL, f"{INDEX} has been written by a later version of the trainer")
+            return cls(dict(raw["entries"]), dict(raw["writers"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise BucketError(errno.EINVAL, f"{INDEX} is damaged: {first_line(error)}") from error
 
     def to_json(self) -> bytes:
-        return json.dumps({"entries": self.entries, "writers": self.writers}).encode()
+        return json.dumps({"format": _FORMAT, "entries": self.entries, "writers": self.writers}).encode()
 
     def kind(self, path: str) -> Kind | None:
         entry = self.entries.get(path)
@@ -425,10 +435,6 @@ _MISSING = ("NoSuchKey", "BlobNotFound", None)
 """Answers of S3 and GCS, and of Azure, for an object alone; None if the answer has no text."""
 _REFUSED = re.compile(r"status code: (?:3\d\d|4(?!08|25|29)\d\d)\b|must be specified|Unable to")
 """In such a text: the same request can't succeed later either."""
-
-
-class BucketError(OSError):
-    """A request that failed; `strerror` is what the store has said."""
 
 
 class ObjectStore:
