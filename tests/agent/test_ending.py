@@ -1,6 +1,7 @@
 """The end of a training is written by what sees the exit code of the writer's process."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from trainjob_trainer.agent.ending import mark_finished
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
+from trainjob_trainer.contract.exits import ExitCode
 from trainjob_trainer.environment import Generation
 from trainjob_trainer.errors import Fenced
 
@@ -66,3 +68,36 @@ def test_an_earlier_claim_is_no_successors(tmp_path: Path) -> None:
     Fence(tmp_path, Generation(9, 9), "another job").claim()
     mark_finished(env(tmp_path), "1.2")  # all of the script was done already: it has claimed nothing
     assert final(tmp_path)["jobUid"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "error"),
+    [
+        (0, "", None),
+        (int(ExitCode.FENCED), "a newer start writes there", Fenced),
+        (1, "s3://results: the bucket is away", OSError),
+        (1, "", OSError),
+    ],
+)
+def test_what_is_in_a_bucket_is_left_to_a_program_that_has_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str, error: type[Exception] | None
+) -> None:
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    def run(words: list[str], env: dict[str, str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        started.append((words, env))
+        return subprocess.CompletedProcess(words, code, stderr=said.encode())
+
+    monkeypatch.setattr("trainjob_trainer.agent.ending.subprocess.run", run)
+    variables = {**env(tmp_path), "TRAINJOB_OUTPUT_URI": "s3://results/digits", "TRAINJOB_PID": "7"}
+    if error is None:
+        mark_finished(variables, "1.2", 20)
+    else:
+        with pytest.raises(error, match=said or "exit code 1"):
+            mark_finished(variables, "1.2", 20)
+    ((words, passed),) = started
+    assert words[1:] == ["-m", "trainjob_trainer.mirror", "1.2", "20"]
+    # With it the program would take itself for a process of the script's own.
+    assert "TRAINJOB_PID" not in passed
+    assert Path(passed["PYTHONPATH"], "trainjob_trainer/mirror.py").is_file()
+    assert not list(tmp_path.iterdir())

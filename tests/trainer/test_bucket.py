@@ -239,7 +239,16 @@ def test_without_obstore_a_sentence_says_what_to_install(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "is damaged"), ("[]", "is damaged"), ('{"format": 2}', "a later version"), ("{}", "is damaged")],
+    [
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        ("{}", "is damaged"),
+        ('{"format": 1, "entries": [], "writers": {}}', "is damaged"),
+        ('{"format": 1, "entries": {"a": null}, "writers": {}}', "is damaged"),
+        ('{"format": 1, "entries": {"a": {"blob": "b"}}, "writers": {}}', "is damaged"),
+        ('{"format": 1, "entries": {"a": {"time": "now"}}, "writers": {}}', "is damaged"),
+        ('{"format": 2}', "a later version"),
+    ],
 )
 def test_an_index_that_cannot_be_read_is_one_sentence(text: str, said: str) -> None:
     store = FaultyStore()

@@ -112,7 +112,7 @@ def _have_mirror_finish(env: Mapping[str, str], generation: str, step: object) -
     package = Path(__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-m", f"{package.name}.mirror", *words],
-        env={**env, "PYTHONPATH": str(package.parent)},
+        env={**{k: v for k, v in env.items() if k != "TRAINJOB_PID"}, "PYTHONPATH": str(package.parent)},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         check=False,

@@ -97,8 +97,9 @@ class _Tree:
             raw = json.loads(data)
             if raw["format"] > _FORMAT:
                 raise BucketError(errno.EINVAL, f"{INDEX} has been written by a later version of the trainer")
-            return cls(dict(raw["entries"]), dict(raw["writers"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            entries = {str(path): _checked(entry) for path, entry in raw["entries"].items()}
+            return cls(entries, {str(writer): int(last) for writer, last in raw["writers"].items()})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BucketError(errno.EINVAL, f"{INDEX} is damaged: {first_line(error)}") from error
 
     def to_json(self) -> bytes:
@@ -137,7 +138,6 @@ class BucketFiles(Files):
         objects: the bucket, below the folder's prefix.
         sleep: waits for so many seconds.
         inline: bytes of a text file up to which it is part of the index.
-        writer: names this process.
         scratch: where TensorFlow writes and reads its files; None for the system's temporary folder.
     """
 
@@ -150,14 +150,13 @@ class BucketFiles(Files):
         *,
         sleep: Callable[[float], None] = time.sleep,
         inline: int = 1 << 16,
-        writer: str = "",
         scratch: Path | None = None,
     ) -> None:
         self._root = root
         self._objects = objects
         self._sleep = sleep
         self._inline = inline
-        self._writer = writer or uuid.uuid4().hex[:12]
+        self._writer = uuid.uuid4().hex[:12]
         self._scratch = scratch
         self._lock = threading.RLock()
         self._tree = _Tree({}, {})
@@ -399,6 +398,15 @@ class BucketFiles(Files):
     def _name(self, path: Path) -> str:
         name = path.relative_to(self._root).as_posix()
         return "" if name == "." else name
+
+
+def _checked(entry: Any) -> dict[str, Any]:
+    """Return an entry of the index in one of its three forms; TypeError, ValueError, KeyError for others."""
+    if "time" in entry:
+        return {"time": int(entry["time"])}
+    if "text" in entry:
+        return {"text": str(entry["text"])}
+    return {"blob": str(entry["blob"]), "bytes": int(entry["bytes"])}
 
 
 def _parent(path: str) -> str:
