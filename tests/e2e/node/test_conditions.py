@@ -221,8 +221,11 @@ def refused_pods(cluster: NodeCluster) -> int:
 
 def test_of_two_jobs_that_are_half_placed_each_makes_room(installed: NodeCluster, restricted: str) -> None:
     """One has the only node for chiefs, the other the only one for workers."""
-    (node, *_) = installed.get("nodes")["items"]
-    name = node["metadata"]["name"]
+    name = next(
+        node["metadata"]["name"]
+        for node in installed.get("nodes")["items"]
+        if not node["spec"].get("taints")  # a control plane of kind
+    )
     one_each = {"status": {"capacity": {"example.com/chief": "1", "example.com/worker": "1"}}}
     installed.kubectl(
         "patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(one_each)

@@ -91,29 +91,39 @@ def test_living_pods_get_more_memory(installed: NodeCluster, restricted: str) ->
     wait_for(installed, restricted, "growing", "condition=Complete")
 
 
-def fill_the_node(cluster: NodeCluster, namespace: str, *, free: int) -> None:
-    """Request all memory of the only node but so many bytes; nothing is used."""
-    (node,) = cluster.get("nodes")["items"]
+def fill_the_nodes(cluster: NodeCluster, namespace: str, *, free: int) -> None:
+    """Request all memory of the nodes but so many bytes on each; nothing is used."""
     pods = cluster.get("pods", "--all-namespaces", field_selector="status.phase=Running")["items"]
-    requests = [
-        bytes_of(container.get("resources", {}).get("requests", {}).get("memory", "0")) or 0
-        for pod in pods
-        for container in pod["spec"]["containers"]
-    ]
-    filling = (bytes_of(node["status"]["allocatable"]["memory"]) or 0) - sum(requests) - free
-    container = {
-        "name": "filler",
-        "image": images.operator().name,
-        "command": ["sleep", "600"],
-        "resources": {"requests": {"memory": str(filling)}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    spec = {"securityContext": security, "terminationGracePeriodSeconds": 0, "containers": [container]}
-    cluster.apply(
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "filler"}, "spec": spec}, namespace=namespace
+    nodes = [node for node in cluster.get("nodes")["items"] if not node["spec"].get("taints")]
+    for node in nodes:
+        name = node["metadata"]["name"]
+        requests = [
+            bytes_of(container.get("resources", {}).get("requests", {}).get("memory", "0")) or 0
+            for pod in pods
+            for container in pod["spec"]["containers"]
+            if pod["spec"].get("nodeName") == name
+        ]
+        filling = (bytes_of(node["status"]["allocatable"]["memory"]) or 0) - sum(requests) - free
+        container = {
+            "name": "filler",
+            "image": images.operator().name,
+            "command": ["sleep", "600"],
+            "resources": {"requests": {"memory": str(filling)}},
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        }
+        spec = {
+            "nodeSelector": {"kubernetes.io/hostname": name},
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+        }
+        metadata = {"name": f"filler-{name}", "labels": {"filler": "yes"}}
+        cluster.apply(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, namespace=namespace
+        )
+    cluster.kubectl(
+        "wait", "pod", "-l", "filler=yes", "-n", namespace, "--for=condition=Ready", "--timeout=60s"
     )
-    cluster.kubectl("wait", "pod/filler", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
 
 
 @pytest.mark.nightly
@@ -121,7 +131,7 @@ def test_where_the_node_has_no_room_larger_pods_come(installed: NodeCluster, res
     installed.apply(faulty_job("cramped", HOARDING, container=SMALL, worker=WORKERS), namespace=restricted)
     wait_for(installed, restricted, "cramped", "jsonpath={.status.state}=Running")
     before = [pod["metadata"]["uid"] for pod in workers_of(installed, restricted, "cramped")]
-    fill_the_node(installed, restricted, free=8 * 2**20)
+    fill_the_nodes(installed, restricted, free=8 * 2**20)
     touch(installed, restricted, "cramped", "cramped.fault")
     until(
         lambda: "PodOutgrown" in installed.kubectl("describe", "tj/cramped", "-n", restricted),
@@ -129,7 +139,7 @@ def test_where_the_node_has_no_room_larger_pods_come(installed: NodeCluster, res
         seconds=120,
         every=0.5,
     )
-    installed.delete("pod", "filler", namespace=restricted)
+    installed.kubectl("delete", "pod", "-l", "filler=yes", "-n", restricted)
     trains_with(installed, restricted, "cramped", "144Mi")
     # One that finds room once the filler is gone may be resized after all.
     assert [pod["metadata"]["uid"] for pod in workers_of(installed, restricted, "cramped")] != before
