@@ -63,6 +63,17 @@ def test_a_successor_decides_about_the_end(tmp_path: Path) -> None:
     assert not (tmp_path / "final.json").exists()
 
 
+def test_what_comes_first_is_done_only_by_the_newest_start(tmp_path: Path) -> None:
+    """Files of a writer that a successor has replaced aren't sent over the successor's."""
+    sent: list[str] = []
+    Fence(tmp_path, Generation(1, 2), "mine").claim()
+    mark_finished(env(tmp_path), "1.2", first=lambda: sent.append("1.2"))
+    Fence(tmp_path, Generation(2, 3), "mine").claim()
+    with pytest.raises(Fenced):
+        mark_finished(env(tmp_path), "1.2", first=lambda: sent.append("1.2, late"))
+    assert sent == ["1.2"]
+
+
 def test_an_earlier_claim_is_no_successors(tmp_path: Path) -> None:
     Fence(tmp_path, Generation(1, 1), "mine").claim()
     Fence(tmp_path, Generation(9, 9), "another job").claim()

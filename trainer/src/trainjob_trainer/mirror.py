@@ -103,14 +103,13 @@ class Mirror:
         def run() -> None:
             while True:
                 time.sleep(SECONDS)
-                with contextlib.suppress(OSError):  # the next look tries again
-                    try:
-                        if may():
-                            self.push()
-                    except (Fenced, OutputTaken):
-                        return  # another one writes there
-                    except TrainerError:
-                        continue
+                try:
+                    if may():
+                        self.push()
+                except (Fenced, OutputTaken):
+                    return  # another one writes there
+                except (OSError, TrainerError):
+                    continue  # the next look tries again
 
         threading.Thread(target=run, name="trainjob-mirror", daemon=True).start()
 
@@ -174,10 +173,12 @@ def main() -> None:
     task = Task.from_environment(os.environ)
     environment = Environment.from_environment(os.environ, task)
     try:
-        _build(environment).push()
+        mirror = _build(environment)
         if task.is_writer:
-            reached = int(step[0]) if step else None
-            mark_finished(os.environ, generation, reached, files=build_files(environment))
+            files, reached = build_files(environment), int(step[0]) if step else None
+            mark_finished(os.environ, generation, reached, files=files, first=mirror.push)
+        else:
+            mirror.push()
     except Fenced as error:
         print(error, file=sys.stderr)
         sys.exit(int(error.exit_code))

@@ -235,7 +235,7 @@ def _end() -> None:
         with contextlib.suppress(TrainerError):
             session.call.record.writer.settle()
     if session.mirror is not None and not storage_is_away.is_set():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, TrainerError):
             if session.task.is_evaluator or _may_push(session.task, session.progress, session.fence):
                 session.mirror.push()
     text = f"{session.task.replica} was asked to stop"

@@ -13,6 +13,7 @@ from trainjob.api.errors import mapping_at, trainer_of
 from trainjob.api.fields import read_quantity
 from trainjob.core.manifests import role_template
 from trainjob.core.names import QUEUE_NAME
+from trainjob.core.pods import memory_limit
 from trainjob_trainer.contract.reports import OUT_OF_MEMORY
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def bytes_of(quantity: object) -> int | None:
 def limit_of(job: TrainJob) -> str:
     """Return the memory limit of a worker's training container; empty for none."""
     container = trainer_of(role_template(job.spec, "worker")["spec"])
-    return str(mapping_at(container, "resources", "limits").get("memory") or "")
+    return memory_limit(container)
 
 
 def with_limit(job: TrainJob, limit: str) -> TrainJob:

@@ -190,7 +190,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
     init_failed = _failed_init(spec, status) if not has_begun else None
     message = (ended or {}).get("message") or status.get("message") or ""
     due_at = read_time(meta.get("deletionTimestamp"))
-    asked, pending = _memory_limit(trainer_of(spec)), _condition(status, "PodResizePending")
+    asked, pending = memory_limit(trainer_of(spec)), _condition(status, "PodResizePending")
     return Pod(
         name=meta["name"],
         uid=meta.get("uid", ""),
@@ -224,7 +224,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         or annotations.get(GROUP_NAME_ANNOTATION)
         or mapping_at(spec, "schedulingGroup").get("podGroupName")
         or "",
-        memory=_memory_limit(_container_status(status)) or asked,
+        memory=memory_limit(_container_status(status)) or asked,
         memory_asked=asked,
         resize_refusal=_clause(f"{pending.get('reason')}: {pending.get('message') or ''}") if pending else "",
         outlived=bool(ended) and not told_to_end and _others_run(status),
@@ -265,7 +265,7 @@ def _container_status(status: Mapping[str, Any], name: str = TRAINER_CONTAINER) 
     return next((c for _, c in objects_at(status, "containerStatuses") if c.get("name") == name), {})
 
 
-def _memory_limit(holder: Mapping[str, Any]) -> str:
+def memory_limit(holder: Mapping[str, Any]) -> str:
     """Return the memory limit in a container's spec, or in its status: what the kubelet has given it."""
     return str(mapping_at(holder, "resources", "limits").get("memory") or "")
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainjob_trainer.contract.cgroup import OOM_KILLS, Controller, count_kills, places
+from trainjob_trainer.contract.cgroup import MEMORY_LIMIT, OOM_KILLS, Controller, count_kills, places
 
 
 class OomCounter:
@@ -30,7 +30,7 @@ class OomCounter:
         """Return the bytes that the container may use now, or None if that is unknown."""
         if self._file is None:
             return None
-        name = "memory.max" if self._file.name == OOM_KILLS.v2 else "memory.limit_in_bytes"
+        name = MEMORY_LIMIT.v2 if self._file.name == OOM_KILLS.v2 else MEMORY_LIMIT.v1
         try:
             return int(self._file.with_name(name).read_text(encoding="ascii"))
         except (OSError, ValueError):  # "max"

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ def mark_finished(
     *,
     if_claimed: bool = False,
     files: Any = None,
+    first: Callable[[], None] = lambda: None,
 ) -> None:
     """Write `final.json` for the writer's process of this generation, which has exited with 0.
 
@@ -52,6 +53,7 @@ def mark_finished(
         files: the operations on the folder of checkpoints, as `checkpoint.files.Files`. Without them, an
             output in a bucket is left to a program (`mirror.py`), which sends the rest of the files first and
             writes the marker for the writer alone: this one has no client for buckets.
+        first: called before anything is written, once no newer start is known to write there.
 
     Raises Fenced, or OSError if the file can't be written.
     """
@@ -75,6 +77,7 @@ def mark_finished(
     claim = folder / f".claim-{generation}-{job}"
     if if_claimed and claim.name not in names:
         return
+    first()
     try:
         facts = json.loads(files.read(folder / "ended.json", _LARGEST))
     except FileNotFoundError:

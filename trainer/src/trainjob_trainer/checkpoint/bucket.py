@@ -127,7 +127,7 @@ class _Tree:
         return self.entries[path]
 
     def blobs(self) -> set[str]:
-        return {str(entry["blob"]) for entry in self.entries.values() if "blob" in entry}
+        return {entry["blob"] for entry in self.entries.values() if "blob" in entry}
 
 
 class BucketFiles(Files):
@@ -216,8 +216,7 @@ class BucketFiles(Files):
 
     def size(self, path: Path) -> int:
         """See `Files.size`."""
-        entry = self._current().file(self._name(path))
-        return int(entry["bytes"]) if "blob" in entry else len(str(entry["text"]).encode())
+        return _size(self._current().file(self._name(path)))
 
     def read(self, path: Path, limit: int) -> bytes:
         """See `Files.read`."""
@@ -225,12 +224,11 @@ class BucketFiles(Files):
         if tree.kind(name) == "folder":
             raise NotAFile(f"{path} is not a regular file")
         entry = tree.file(name)
-        size = self.size(path) if "text" in entry else int(entry["bytes"])
-        if size > limit:
+        if _size(entry) > limit:
             raise NotAFile(f"{path} has more than {limit} bytes")
         if "text" in entry:
             return str(entry["text"]).encode()
-        found = self._objects.get(str(entry["blob"]))
+        found = self._objects.get(entry["blob"])
         assert found is not None  # noqa: S101 - no version was given
         return found[0]
 
@@ -290,13 +288,11 @@ class BucketFiles(Files):
     def read_tensors(self, prefix: Path, dtypes: Mapping[str, str]) -> dict[str, Array]:
         """See `Files.read_tensors`: the files are downloaded into a folder of this machine."""
         with self._local_folder() as folder:
-            for name in self.names(prefix.parent):
-                if name.startswith(f"{prefix.name}."):
-                    entry = self._current().file(self._name(prefix.parent / name))
-                    if "blob" in entry:
-                        self._objects.fetch(str(entry["blob"]), folder / name)
-                    else:
-                        (folder / name).write_bytes(str(entry["text"]).encode())
+            for path, entry in self._current().entries.items():
+                directory, _, name = path.rpartition("/")
+                # What TensorFlow has written into a file is never inline.
+                if directory == self._name(prefix.parent) and name.startswith(f"{prefix.name}."):
+                    self._objects.fetch(entry["blob"], folder / name)
             return super().read_tensors(folder / prefix.name, dtypes)
 
     def tidy(self, claim: Path) -> None:
@@ -407,6 +403,10 @@ def _checked(entry: Any) -> dict[str, Any]:
     if "text" in entry:
         return {"text": str(entry["text"])}
     return {"blob": str(entry["blob"]), "bytes": int(entry["bytes"])}
+
+
+def _size(entry: Mapping[str, Any]) -> int:
+    return int(entry["bytes"]) if "blob" in entry else len(entry["text"].encode())
 
 
 def _parent(path: str) -> str:

@@ -67,6 +67,7 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
+MEMORY_LIMIT = Controller("memory", v1="memory.limit_in_bytes", v2="memory.max")
 OOM_KILLS = Controller("memory", v1="memory.oom_control", v2="memory.events")
 """The file with a group's count of processes that the kernel killed for its limit (v1: since Linux 4.13)."""
 

@@ -33,6 +33,7 @@ from trainjob.core.manifests import build_objects
 from trainjob.core.memory import bytes_of
 from trainjob.core.names import JobKey, ObjectRef
 from trainjob.core.observed import Snapshot
+from trainjob.core.pods import memory_limit
 
 _KINDS = ("Pod", "Secret", "Service", "PersistentVolumeClaim")
 _PROGRESS_SECONDS = 0.5
@@ -332,7 +333,7 @@ class LocalCluster:
         container, (resized,) = trainer_of(stored["spec"]), patch["spec"]["containers"]
         container["resources"] = merge_patch(container.get("resources"), resized["resources"])
         try:
-            self._pods[ref.name].resize(bytes_of(container["resources"]["limits"]["memory"]) or 0)
+            self._pods[ref.name].resize(bytes_of(memory_limit(container)) or 0)
         except OSError as error:
             raise Refused("Invalid", f"its control group can't be changed: {error.strerror}") from error
         self._store.touch(stored)

@@ -7,7 +7,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainjob.api import AGENT_PORT, PORT, TRAINER_CONTAINER
-from trainjob.api.errors import mapping_at
 from trainjob.cluster.local.machine import (
     CannotRunHere,
     Machine,
@@ -20,6 +19,7 @@ from trainjob.cluster.local.machine import (
 from trainjob.core.agent import DEFAULT_GRACE_SECONDS
 from trainjob.core.manifests import TERMINATION_LOG, count_gpus
 from trainjob.core.memory import bytes_of
+from trainjob.core.pods import memory_limit
 from trainjob_trainer.contract.environment import OF_A_JOB, call_directly
 
 LOOPBACK = "127.0.0.1"
@@ -172,7 +172,7 @@ def build_launch(
         output=output,
         root=checkpoints.parent if checkpoints else output,
         grace_seconds=float(grace),
-        memory=bytes_of(mapping_at(container, "resources", "limits").get("memory")),
+        memory=bytes_of(memory_limit(container)),
         progress=progress,
         termination_log=termination_log,
         has_agent=bool(state),

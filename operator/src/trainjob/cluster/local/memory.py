@@ -9,7 +9,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from trainjob_trainer.contract.cgroup import OOM_KILLS, Controller, count_kills, places
+from trainjob_trainer.contract.cgroup import MEMORY_LIMIT, OOM_KILLS, Controller, count_kills, places
 
 _PROCESSES = Controller("memory", v1="cgroup.procs", v2="cgroup.procs")
 _NAME = re.compile(r"trainjob-([1-9][0-9]{0,9})-.+")
@@ -64,8 +64,8 @@ class MemoryGroup:
 
     def set_limit(self, limit: int) -> None:
         """Let its processes use so many bytes."""
-        is_v1 = (self.folder / "memory.limit_in_bytes").exists()
-        self._write("memory.limit_in_bytes" if is_v1 else "memory.max", limit)
+        is_v1 = (self.folder / MEMORY_LIMIT.v1).exists()
+        self._write(MEMORY_LIMIT.v1 if is_v1 else MEMORY_LIMIT.v2, limit)
 
     def has_killed(self) -> bool:
         """Return whether the kernel has killed one of its processes for the limit."""

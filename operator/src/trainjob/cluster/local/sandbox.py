@@ -92,7 +92,6 @@ class Sandbox:
         base_port: as given.
         token: the secret that the job's agents and the controller share, once it is unpacked.
         network: the replicas' own; None if they have this machine's.
-        limits_memory: whether pods' memory limits are enforced.
 
     Raises:
         CannotRunHere: no folder for temporary files can be created.
@@ -106,7 +105,6 @@ class Sandbox:
         self.token: str | None = None
         self.network: OwnNetwork | None = None
         self._groups = find_folder()
-        self.limits_memory = self._groups is not None
         self._book = PortBook(base_port)
         self._has_begun = False
         self._lock: OutputLock | None = None
@@ -199,6 +197,11 @@ class Sandbox:
     def ports_of(self, pod: Manifest) -> ReplicaPorts:
         """Return the ports of an admitted pod's hostname."""
         return self._book.ports[hostname_of(pod)]
+
+    @property
+    def limits_memory(self) -> bool:
+        """Return whether pods' memory limits are enforced."""
+        return self._groups is not None
 
     def memory_group(self, pod: str, limit: int | None) -> MemoryGroup | None:
         """Return a new group with this limit, or None if there is no limit, or none is enforced.
