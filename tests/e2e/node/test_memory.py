@@ -61,18 +61,21 @@ def given_memory(pod: dict[str, Any]) -> str:
 
 
 def trains_with(cluster: NodeCluster, namespace: str, name: str, memory: str) -> None:
-    """Wait until all workers have this limit and train, and nothing was counted."""
+    """Wait until all workers have this limit and train, and nothing was counted.
+
+    A worker that restarts before its pod is resized is killed again with the old limit.
+    """
 
     def is_raised() -> bool:
         given = [given_memory(pod) for pod in workers_of(cluster, namespace, name)]
-        return given == [memory] * 2
+        status = cluster.get("tj", name, namespace=namespace)["status"]
+        said = f"training on 2 workers with {memory} of memory each"
+        return given == [memory] * 2 and status["state"] == "Running" and said in status["message"]
 
-    until(is_raised, what=f"two workers with {memory}", seconds=120, every=0.5)
-    job = wait_for(cluster, namespace, name, "jsonpath={.status.state}=Running")
-    assert job["status"]["worker"]["memory"] == memory
-    story = cluster.kubectl("describe", f"tj/{name}", "-n", namespace)
-    assert job["status"]["restarts"]["counted"] == 0, story
-    assert f"training on 2 workers with {memory} of memory each" in job["status"]["message"]
+    until(is_raised, what=f"two workers that train with {memory}", seconds=120, every=0.5)
+    status = cluster.get("tj", name, namespace=namespace)["status"]
+    assert status["worker"]["memory"] == memory
+    assert status["restarts"]["counted"] == 0, cluster.kubectl("describe", f"tj/{name}", "-n", namespace)
 
 
 def test_living_pods_get_more_memory(installed: NodeCluster, restricted: str) -> None:
