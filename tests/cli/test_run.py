@@ -334,6 +334,15 @@ def test_the_environment_and_folders_stand_in_for_a_cluster(tmp_path: Path) -> N
     assert ": secret from the file" in result.stdout
 
 
+@pytest.mark.parametrize("option", ["--fresh", "--new", "--smoke", "--resume=digits.1"])
+def test_what_renames_folders_is_refused_for_a_bucket(option: str, tmp_path: Path) -> None:
+    job = write_job(tmp_path, output={"uri": "s3://results"})
+    result = trainjob("run", str(job), option, cwd=tmp_path)
+    assert result.returncode == 1
+    assert f"{option.partition('=')[0]} can't be used for an output in s3://results: another" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -13,10 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import obstore
 import pytest
 import websocket
 from hypothesis import given
 from hypothesis import strategies as st
+from obstore.store import MemoryStore
 
 from support.cli.outputs import READING, STARTED, store_job_with_output, store_run_with_output, write_output
 from support.cli.requests import Answer, Asked
@@ -108,6 +110,56 @@ def test_files_that_grow_are_continued(tmp_path: Path) -> None:
     (root / "a").write_bytes(b"new")  # shorter than what is known
     receive("digits", Played(archive_of(root, paths=["a"], sizes={"a": 7})), tmp_path / "again")
     assert everything_in(tmp_path / "again") == {"a": b"new"}
+
+
+CHECKPOINTS = {
+    "": {"time": 1},
+    "step-5": {"time": 1},
+    "step-5/weights.index": {"blob": "blobs/a/1-weights.index", "bytes": 3},
+    "step-5/metadata.json": {"text": "{}"},
+    "../outside": {"text": "no"},
+}
+
+
+def bucket_with(**objects: bytes) -> MemoryStore:
+    store = MemoryStore()
+    index = json.dumps({"format": 1, "entries": CHECKPOINTS, "writers": {}}).encode()
+    known = {"checkpoints/index.json": index, "checkpoints/blobs/a/1-weights.index": b"abc"}
+    for key, content in {**known, "checkpoints/blobs/a/2-unnamed": b"x", **objects}.items():
+        obstore.put(store, key, content)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("request_", "sizes"),
+    [
+        (
+            {"paths": [""]},
+            {"step-5/weights.index": 3, "step-5/metadata.json": 2, "model/a": 5, "model.txt": 4},
+        ),
+        ({"paths": ["model"]}, {"model/a": 5}),
+        ({"paths": ["checkpoints/step-5"]}, {"step-5/weights.index": 3, "step-5/metadata.json": 2}),
+        ({"paths": [""], "pattern": r"\.txt$"}, {"model.txt": 4}),
+        ({"paths": ["nothing"]}, {}),
+    ],
+)
+def test_of_a_bucket_comes_what_is_asked_for_and_the_names_of_all(
+    tmp_path: Path, request_: dict[str, Any], sizes: dict[str, int]
+) -> None:
+    store, root = bucket_with(**{"model/a": b"model", "model.txt": b"text"}), tmp_path / "digits"
+    root.mkdir()
+    (root / "of-an-earlier-request").touch()
+    output_archive.bring(store, root, request_)
+    found = {path.removeprefix("checkpoints/"): data for path, data in everything_in(root).items()}
+    assert {path: len(data) for path, data in found.items() if data} == sizes
+    assert {path for path, data in found.items() if data is not None} == {
+        *("step-5/weights.index", "step-5/metadata.json", "model/a", "model.txt")
+    }
+
+
+def test_a_bucket_without_the_jobs_folder_has_no_output(tmp_path: Path) -> None:
+    output_archive.bring(MemoryStore(), tmp_path / "digits", {"paths": [""]})
+    assert not (tmp_path / "digits").exists()
 
 
 NAMES = st.one_of(
@@ -359,9 +411,16 @@ def test_a_job_without_an_output_gets_no_pod(spec: Any, status: Any, golden: Gol
 def test_the_output_is_where_the_job_has_it() -> None:
     job = stored_job("Pending", **STARTED)
     job["spec"]["output"] = {"nfs": {"server": "s", "path": "/"}, "mountPath": "/mnt/", "resume": "Never"}
-    pod, root = plan_reader(read_job(job), "abcd")
-    assert root == "/mnt/digits-36a29e50"
+    pod, place = plan_reader(read_job(job), "abcd")
+    assert place == ("/mnt/digits-36a29e50", "")
     assert pod["spec"]["volumes"][0]["nfs"] == {"server": "s", "path": "/"}
+
+
+def test_the_output_is_in_its_bucket() -> None:
+    job = stored_job("Pending", **STARTED)
+    job["spec"]["output"] = {"uri": "s3://results/team/", "resume": "Never"}
+    _, place = plan_reader(read_job(job), "abcd")
+    assert place == ("/output/digits-36a29e50", "s3://results/team/digits-36a29e50")
 
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:

@@ -66,6 +66,20 @@ def test_it_may_read_the_output_and_nothing_else() -> None:
     }
 
 
+def test_it_reaches_a_bucket_as_the_replicas_do() -> None:
+    region, source = {"name": "AWS_REGION", "value": "eu-west-1"}, {"secretRef": {"name": "own"}}
+    pod = reader(
+        output={"uri": "s3://results", "credentials": {"secretName": "bucket-key"}},
+        container={"env": [region], "envFrom": [source]},
+        pod={"serviceAccountName": "trainer"},
+    )
+    assert pod["spec"]["volumes"] == [{"name": "trainjob-output", "emptyDir": {}}]
+    assert container_of(pod)["volumeMounts"][0]["readOnly"] is False
+    assert container_of(pod)["env"] == [region]
+    assert container_of(pod)["envFrom"] == [source, {"secretRef": {"name": "bucket-key"}}]
+    assert pod["spec"]["serviceAccountName"] == "trainer"
+
+
 NOBODY = {"runAsUser": 65534}
 
 

@@ -100,11 +100,12 @@ def test_the_evaluator_may_write_into_its_own_folder_only() -> None:
         ({"claim": {"size": "1Gi"}}, {"persistentVolumeClaim": {"claimName": "digits-output"}}),
         ({"nfs": {"server": "nas", "path": "/x"}}, {"nfs": {"server": "nas", "path": "/x"}}),
         ({"csi": {"driver": "fuse"}}, {"csi": {"driver": "fuse"}}),
+        ({"uri": "s3://results"}, {"emptyDir": {}}),
     ],
 )
 def test_the_output_is_mounted(output: dict[str, Any], volume: dict[str, Any]) -> None:
-    pod = pod_of(output=output)
-    assert pod["spec"]["volumes"] == [{"name": "trainjob-output", **volume}]
+    pod = pod_of(output=output, restartStrategy="InPlace")
+    assert pod["spec"]["volumes"][0] == {"name": "trainjob-output", **volume}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,29 @@ def test_a_new_pod_gets_the_step_of_the_checkpoint_that_it_has_to_find(
     pod = build_pod(job, role="worker", index=0, incarnation=2, attempt=2)
 
     assert env_of(pod).get("TRAINJOB_REPORTED_CHECKPOINT") == told
+
+
+@pytest.mark.parametrize(
+    ("role", "resume", "uri"),
+    [
+        ("worker", "Auto", "s3://results/team/digits"),
+        ("evaluator", "Auto", "s3://results/team/digits/evaluator"),
+        ("worker", "Never", "s3://results/team/digits-d5452366"),
+    ],
+)
+def test_a_replica_gets_the_address_of_its_folder_in_the_bucket(role: str, resume: str, uri: str) -> None:
+    pod = pod_of(role, output={"uri": "s3://results/team/", "resume": resume}, restartStrategy="InPlace")
+    assert env_of(pod)["TRAINJOB_OUTPUT_URI"] == uri
+    assert "TRAINJOB_OUTPUT_URI" not in env_of(pod_of(role))
+
+
+def test_credentials_come_after_the_users_own_variables() -> None:
+    output = {"uri": "s3://results", "credentials": {"secretName": "bucket-key"}}
+    credentials, own = {"secretRef": {"name": "bucket-key"}}, {"configMapRef": {"name": "own"}}
+    for sources in ([], [own]):
+        pod = pod_of(output=output, restartStrategy="InPlace", container={"envFrom": sources})
+        assert trainer_of(pod)["envFrom"] == [*sources, credentials]
+    assert "envFrom" not in trainer_of(pod_of())
 
 
 def test_starting_over_takes_a_folder_of_its_own() -> None:

@@ -66,6 +66,7 @@ def test_only_a_script_that_imports_horovod_has_no_evaluator_unasked(source: str
         ("size:10Gi", {"claim": {"size": "10Gi"}}),
         ("nfs:nfs.example.com:/exports/a", {"nfs": {"server": "nfs.example.com", "path": "/exports/a"}}),
         ("nfs:fd00::1:/exports", {"nfs": {"server": "fd00::1", "path": "/exports"}}),
+        ("gs://bucket/a", {"uri": "gs://bucket/a"}),
     ],
 )
 def test_an_output(text: str, output: dict[str, Any]) -> None:
@@ -74,7 +75,7 @@ def test_an_output(text: str, output: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["training", "claim:", "size:much", "nfs:server", "nfs::/a", "gs://bucket/a", ""]
+    "text", ["training", "claim:", "size:much", "nfs:server", "nfs::/a", "gs:bucket", ""]
 )
 def test_no_output(text: str) -> None:
     with pytest.raises(InvalidOption, match="claim:NAME"):

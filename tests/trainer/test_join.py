@@ -16,7 +16,7 @@ JOIN = "from trainjob_trainer.session import join; join({})"
     [
         ({"TF_CONFIG": "{"}, "TF_CONFIG: not valid JSON"),
         ({"TRAINJOB_ATTEMPT": "0"}, "TRAINJOB_ATTEMPT: must be"),
-        ({"TRAINJOB_OUTPUT_DIR": "gs://bucket/run"}, "is object storage"),
+        ({"TRAINJOB_OUTPUT_DIR": "gs://bucket/run"}, "must be a folder, got gs:"),
     ],
 )
 def test_a_malformed_environment_leaves_with_its_code_and_a_report(

@@ -47,7 +47,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def make(folder: Path, store: Memory, start: int = 1) -> Mirror:
-    return Mirror(folder, store, ("checkpoints", "evaluator"), start)
+    return Mirror(folder, store, start)
 
 
 def test_what_has_changed_is_sent_once(tmp_path: Path) -> None:
@@ -94,9 +94,20 @@ def test_each_start_has_what_the_bucket_has(tmp_path: Path) -> None:
     assert other.fetched == ["a", "b/c"]
 
 
-@pytest.mark.parametrize("key", ["../outside", "a/../../outside", "checkpoints/x", "evaluator/x", ".tmp-x"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("../outside", "a/../../outside", "checkpoints/x", "evaluator/x", ".tmp-x"),
+        *(".trainjob.json", "logs/replicas/worker-0.log"),
+    ],
+)
 def test_other_keys_are_no_files_of_the_folder(tmp_path: Path, key: str) -> None:
     assert not make(tmp_path, Memory())._is_part(key)
+
+
+@pytest.mark.parametrize("key", ["checkpoints.txt", "logs/replicas.txt", "model/evaluator/x"])
+def test_names_that_begin_alike_are_files_of_the_folder(tmp_path: Path, key: str) -> None:
+    assert make(tmp_path, Memory())._is_part(key)
 
 
 def test_a_link_is_not_written_through(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_malformed_environment_ends_the_script_before_it_trains(tmp_path: Path
     env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}", "TRAINJOB_OUTPUT_DIR": "gs://bucket/run"}
     ended = run_python(["-c", "import tensorflow.python.eager.context; print('trains')"], env)
     assert (ended.returncode, ended.stdout) == (80, "")
-    assert "InvalidConfiguration: TRAINJOB_OUTPUT_DIR: gs://bucket/run is object storage" in ended.stderr
+    assert "InvalidConfiguration: TRAINJOB_OUTPUT_DIR: must be a folder, got gs://bucket/run" in ended.stderr
 
 
 LEGACY = {

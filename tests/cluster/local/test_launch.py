@@ -77,6 +77,41 @@ def test_the_manifest_wins_over_the_callers_environment() -> None:
     assert launch.env["PYTHONPATH"] == "/opt/bootstrap:/home/me/runs/training/lib"
 
 
+WORLD = '{"cluster": {"worker": ["a", "b"]}, "task": {}}'
+WITH_A_CHIEF = '{"cluster": {"chief": ["c"], "worker": ["a", "b"]}, "task": {}}'
+
+
+@pytest.mark.parametrize(
+    ("role", "index", "world", "stays"),
+    [
+        ("worker", 0, WORLD, True),
+        ("worker", 1, WORLD, False),
+        ("evaluator", 0, WORLD, True),
+        ("chief", 0, WITH_A_CHIEF, True),
+        ("worker", 0, WITH_A_CHIEF, False),
+    ],
+)
+def test_files_that_go_to_a_bucket_stay_on_this_machine_too(
+    role: str, index: int, world: str, stays: bool
+) -> None:
+    env = [
+        {"name": "TRAINJOB_OUTPUT_URI", "value": "s3://output/digits"},
+        {"name": "TF_CONFIG", "value": world},
+    ]
+    mounts = {"volumeMounts": [{"name": "trainjob-output", "mountPath": "/output"}]}
+    volumes = {"volumes": [{"name": "trainjob-output", "emptyDir": {}}]}
+    pod = build_pod(role=role, index=index, env=env, container=mounts, spec=volumes)
+    launch = _launch(pod)
+    folder = "/home/me/runs/output" if stays else "/tmp/private/volumes/trainjob-output"
+    assert str(launch.root) == f"{folder}/digits"
+    assert launch.env["TRAINJOB_OUTPUT_URI"] == "s3://output/digits"
+    assert any("s3://output/digits" in note for note in launch.notes) is stays
+
+    instead = _launch(pod, volumes={"trainjob-output": Path("/here")})
+    assert str(instead.root) == "/here/digits"
+    assert "TRAINJOB_OUTPUT_URI" not in instead.env
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

@@ -126,7 +126,7 @@ BAD = {
     "reserved": {"spec.worker.env": [{"name": "TF_CONFIG", "value": "{}"}]},
     "nameless": {"spec.worker.env": [{"value": "1"}]},
     "hosted": {"spec.template.spec.hostNetwork": True},
-    "two-places": {"spec.output.uri": "gs://bucket"},
+    "two-places": {"spec.output.nfs": {"server": "files", "path": "/a"}},
 }
 """What an API server of an older release has let in."""
 

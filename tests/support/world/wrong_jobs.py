@@ -132,6 +132,11 @@ BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
         )
         for field, value in OF_AGENTS.items()
     ),
+    (
+        {"spec.restartStrategy": "Recreate", "spec.output": {"uri": "s3://results/digits"}},
+        "spec.output.uri",
+        "needs restartStrategy InPlace",
+    ),
     ({"spec.managedBy": "kueue"}, "spec.managedBy", "must be a domain, a slash and a path"),
     ({"spec.managedBy": "a.b/" + "c" * 60}, "spec.managedBy", "must have at most 63 characters, got 64"),
     # the output
@@ -139,11 +144,23 @@ BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
     (
         {"spec.output": {}},
         "spec.output",
-        "must have exactly one of claim, nfs, csi, emptyDir, ephemeral",
+        "must have exactly one of claim, nfs, csi, uri, emptyDir, ephemeral",
     ),
     ({"spec.output.emptyDir": {}}, "spec.output", "; got claim and emptyDir"),
-    ({"spec.output": {"uri": "gs://bucket/a"}}, "spec.output.uri", "isn't supported yet"),
-    ({"spec.output.uri": "gs://bucket/a"}, "spec.output.uri", "use csi, with a driver"),
+    ({"spec.output.uri": "gs://bucket/a"}, "spec.output", "; got claim and uri"),
+    *(
+        ({"spec.output": {"uri": uri}}, "spec.output.uri", "must be s3://BUCKET/FOLDER")
+        for uri in (
+            *("file:///data", "S3://bucket", "s3://", "s3://b", "s3://key:secret@bucket/a", "s3://bucket//a"),
+            *("s3://bucket/../a", "s3://bucket/a b", "s3://bucket/a?x=1", "az://container/#", "bucket/a"),
+        )
+    ),
+    ({"spec.output.credentials": {"secretName": "key"}}, "spec.output.credentials", "give its uri"),
+    (
+        {"spec.output": {"uri": "s3://bucket", "credentials": {}}},
+        "spec.output.credentials.secretName",
+        "required",
+    ),
     ({"spec.output": {"emptyDir": {}}}, "spec.output.emptyDir", "can't be shared by several pods"),
     (
         {**ALONE, "spec.chief": {}, "spec.output": {"ephemeral": {}}},
@@ -254,6 +271,11 @@ ACCEPTED: tuple[dict[str, Any], ...] = (
     {"spec.output": {"claim": {"size": "1e3"}}},
     {"spec.output": {"nfs": {"server": "nfs.example.com", "path": "/exports"}}},
     {"spec.output": {"csi": {"driver": "csi.example.com", "volumeAttributes": {"a": "b"}}}},
+    *(
+        {"spec.output": {"uri": uri}}
+        for uri in ("s3://results", "gs://my_results.eu/a/b-c/d.e/", "az://results/team=a/2026")
+    ),
+    {"spec.output": {"uri": "s3://results/digits", "credentials": {"secretName": "bucket-key"}}},
     {"spec.output.mountPath": "/mnt/a..b"},
     {"spec.managedBy": "kueue.x-k8s.io/multikueue"},
     {"spec.suspend": True, "spec.ttlSecondsAfterFinished": 0, "spec.maxRestarts": 0},

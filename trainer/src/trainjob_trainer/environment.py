@@ -243,11 +243,10 @@ class Environment:
                 "--smoke`"
             )
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
-            # A rename publishes a complete checkpoint; object storage has no such operation.
             if "://" in env.get(variable, ""):
                 raise InvalidConfiguration(
-                    f"{variable}: {env[variable]} is object storage, and this version writes into folders "
-                    "only; mount the bucket with a CSI driver (spec.output.csi) or use a claim"
+                    f"{variable}: must be a folder, got {env[variable]}; a bucket is spec.output.uri "
+                    "(TRAINJOB_OUTPUT_URI)"
                 )
         own = Path(env.get("TRAINJOB_OUTPUT_DIR") or _own_folder(task, program, output, resume=resume))
         own = own.absolute()

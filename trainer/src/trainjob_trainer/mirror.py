@@ -35,6 +35,10 @@ SECONDS = 10.0
 _STATE = f"{TEMPORARY}sent.json"
 _EVENTS = "events.out.tfevents."
 """TensorBoard's files begin so; nobody reads earlier ones during training."""
+_OF_A_RUN = ".trainjob"
+"""What `trainjob run` keeps in the folder begins so, and belongs to its machine, as its logs do."""
+_OF_OTHERS = ("checkpoints", "evaluator", "logs/replicas")
+"""Folders in it that aren't part of it."""
 
 
 class Mirror:
@@ -43,14 +47,12 @@ class Mirror:
     Args:
         folder: of this pod.
         objects: the bucket's folder.
-        left_out: names of folders in it that aren't part of it.
         start: the number of this start of the replica in its pod.
     """
 
-    def __init__(self, folder: Path, objects: Objects, left_out: tuple[str, ...], start: int) -> None:
+    def __init__(self, folder: Path, objects: Objects, start: int) -> None:
         self._folder = folder
         self._objects = objects
-        self._left_out = left_out
         self._start = start
         self._lock = threading.Lock()
         self._pulled, self._sent = self._read_state()
@@ -128,8 +130,10 @@ class Mirror:
 
     def _is_part(self, key: str) -> bool:
         parts = key.split("/")
-        is_name = not any(part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts)
-        return is_name and parts[0] not in self._left_out
+        is_name = not any(
+            part in ("", ".", "..") or part.startswith((TEMPORARY, _OF_A_RUN)) for part in parts
+        )
+        return is_name and not any(f"{key}/".startswith(f"{folder}/") for folder in _OF_OTHERS)
 
     def _read_state(self) -> tuple[int, dict[str, list[object]]]:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -163,8 +167,7 @@ def pulled_mirror(environment: Environment) -> Mirror | None:
 
 
 def _build(environment: Environment) -> Mirror:
-    objects, left_out = ObjectStore(environment.output_uri), ("checkpoints", "evaluator")
-    return Mirror(environment.output_dir, objects, left_out, environment.attempt)
+    return Mirror(environment.output_dir, ObjectStore(environment.output_uri), environment.attempt)
 
 
 def main() -> None:

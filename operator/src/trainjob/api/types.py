@@ -159,8 +159,17 @@ class Nfs(Part):
     )
 
 
+class Credentials(Part):
+    """The credentials for a bucket; without them, those that the pod has of its own."""
+
+    secret_name: Name = Field(
+        description="A Secret in the job's namespace, whose keys become variables such as AWS_ACCESS_KEY_ID.",
+        examples=["bucket-key"],
+    )
+
+
 class Output(Part):
-    """Where checkpoints and logs go: exactly one of claim, nfs, csi, emptyDir, ephemeral."""
+    """Where checkpoints and logs go: exactly one of claim, nfs, csi, uri, emptyDir, ephemeral."""
 
     claim: Claim | None = Field(
         None, description="A PersistentVolumeClaim.", examples=["{claimName: training}"]
@@ -177,7 +186,12 @@ class Output(Part):
     )
     uri: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         None,
-        description="Not supported yet; csi mounts a bucket as folders, with a driver for it.",
+        description="A folder in a bucket: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER."
+        " The image needs obstore.",
+        examples=["s3://results/digits"],
+    )
+    credentials: Credentials | None = Field(
+        None, description="For uri.", examples=["{secretName: bucket-key}"]
     )
     empty_dir: KubernetesObject | None = Field(
         None, description="A volume that ends with its pod; only for a job of one replica.", examples=["{}"]

@@ -288,7 +288,7 @@ class JobSource:
         if self.script.output is None:
             missing.append(
                 "--output: where checkpoints and results go: claim:NAME (kubectl get pvc shows them),"
-                " size:10Gi (a new claim, deleted with the job) or nfs:SERVER:/FOLDER"
+                " size:10Gi (a new claim, deleted with the job), nfs:SERVER:/FOLDER or s3://BUCKET/FOLDER"
             )
         if self.is_script and missing:
             raise click.UsageError("on a cluster a script needs\n  " + "\n  ".join(missing))

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainjob.api import TrainJob, parse
+from trainjob.api import OUTPUT_VOLUME, TrainJob, parse
 from trainjob.client.presenter import Results, describe_end, describe_interruption
 from trainjob.client.request import Request, compare, read_local_request
 from trainjob.client.run_record import (
@@ -242,7 +242,7 @@ class _Arrangement:
                     f"nothing was started; continue it anyway: --resume {folder.name}; {self._request.ways}"
                 )
             return None
-        if run.is_running or not (run.is_finished or has_saved(folder)):
+        if run.is_running or not (run.is_finished or has_saved(folder) or _is_in_bucket(self._request)):
             return None  # its lock is held, or there is nothing to continue from
         differences = compare(run.record.request, self._asked)
         if refused := differences.refused(finished=run.is_finished):
@@ -265,6 +265,12 @@ class _Arrangement:
         return not (differences.refused(finished=run.is_finished) or differences.longer)
 
 
+def _is_in_bucket(request: RunRequest) -> bool:
+    """Return whether checkpoints are in a bucket, where this machine's folders say nothing of them."""
+    output = request.job["spec"].get("output") or {}
+    return bool(output.get("uri")) and OUTPUT_VOLUME not in request.options.volumes
+
+
 def _for_this_machine(request: RunRequest) -> tuple[dict[str, Any], bool]:
     """Return the manifest to run, and whether its file asks to start over each time."""
     raw = deepcopy(request.job)
@@ -273,6 +279,22 @@ def _for_this_machine(request: RunRequest) -> tuple[dict[str, Any], bool]:
     # This run ends with the job, so nothing is left to expire.
     raw["spec"].pop("ttlSecondsAfterFinished", None)
     output = raw["spec"].get("output") or {}
+    if _is_in_bucket(request):
+        options = {
+            "fresh": request.fresh,
+            "resume": request.resume,
+            "new": request.new,
+            "smoke": request.smoke,
+        }
+        refused = [f"--{name}" for name, given in options.items() if given]
+        if refused:
+            message = (
+                f"{' and '.join(refused)} can't be used for an output in {output['uri']}: another --name or "
+                "output.resume: Never starts over there; into a folder of this machine a run trains with "
+                f"--volume {OUTPUT_VOLUME}=FOLDER"
+            )
+            raise CannotRunHere([message])
+        return raw, False  # `resume: Never` has a new folder there for each run
     starts_over = output.get("resume") == "Never"
     if starts_over:
         # The new run has the job's folder, and earlier ones have numbers. In a cluster each job has its own.

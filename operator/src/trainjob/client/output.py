@@ -1,7 +1,8 @@
 """The output of a job: its files are copied and read, wherever they are.
 
-Of a job in a cluster a short-lived pod mounts the output read-only. `output_archive.py` runs in it, and sends
-the files through the API server; for a run on this machine it runs here.
+Of a job in a cluster a short-lived pod mounts the output read-only, or reaches its bucket as the replicas do.
+`output_archive.py` runs in it, and sends the files through the API server; for a run on this machine it runs
+here.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from trainjob.cluster.kube.informer import Gone, Scope, Seen
 from trainjob.cluster.kube.resources import EVENTS, PODS
 from trainjob.cluster.protocol import ClusterError, Manifest
 from trainjob.core.manifests import READER_CONTAINER, build_output_reader
-from trainjob.core.names import has_own_volumes, root_folder
+from trainjob.core.names import has_own_volumes, output_uri, root_folder
 from trainjob.core.pods import container_state, event_time, waiting_reason
 from trainjob.core.wording import last_line, quoted, visible
 from trainjob_trainer.contract.files import EVALUATIONS, HISTORY, RESULT
@@ -427,13 +428,15 @@ async def _reader_of(
     api: ApiClient, job: JobView, note: Callable[[str], None]
 ) -> AsyncIterator[Callable[[Mapping[str, Any]], Awaitable[Program]]]:
     """Create the pod, give what starts the program in it, and delete the pod."""
-    pod, root = plan_reader(job, token_hex(4))
+    pod, (root, uri) = plan_reader(job, token_hex(4))
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     interpreter = pod["spec"]["containers"][0]["command"][0]
     source = inspect.getsource(output_archive)
 
     async def run_there(request: Mapping[str, Any]) -> Program:
-        command = [interpreter, "-I", "-S", "-c", source, root, json.dumps(request)]
+        # A client for buckets is among the packages of the image, which -S leaves out.
+        plain, asked = ([] if uri else ["-S"]), [root, json.dumps(request), *([uri] if uri else [])]
+        command = [interpreter, "-I", *plain, "-c", source, *asked]
         try:
             return await start(api.access, namespace, name, READER_CONTAINER, command)
         except ClusterError as error:
@@ -460,8 +463,8 @@ async def _reader_of(
             note(f"the pod {name} can't be deleted ({why}); it ends by itself within an hour")
 
 
-def plan_reader(job: JobView, suffix: str) -> tuple[Manifest, str]:
-    """Return the pod to create, and the job's output folder in it.
+def plan_reader(job: JobView, suffix: str) -> tuple[Manifest, tuple[str, str]]:
+    """Return the pod to create, the job's output folder in it, and its address if it is in a bucket.
 
     Raises:
         ClusterProblem: there is no output to read.
@@ -475,11 +478,11 @@ def plan_reader(job: JobView, suffix: str) -> tuple[Manifest, str]:
     if has_own_volumes(spec):
         raise ClusterProblem(
             f"the output of {job.name} is in a volume that is deleted with its pod: use spec.output.claim, "
-            "nfs or csi to keep it"
+            "nfs, csi or uri to keep it"
         )
     if job.status.start_time is None:
         raise ClusterProblem(f"{job.name} has no output yet: {describe_state(job)}")
-    return build_output_reader(spec, suffix), root_folder(spec)
+    return build_output_reader(spec, suffix), (root_folder(spec), output_uri(spec))
 
 
 def _explained(error: ClusterError) -> ClusterProblem:

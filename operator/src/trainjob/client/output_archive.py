@@ -1,7 +1,8 @@
 """Sends files of a job's output: lines of JSON, and after the line of a file its bytes.
 
 A program: it runs in pods, for Python 3.9 with its standard library only, and on this machine for runs here.
-Its arguments are the job's output folder and the request, as JSON:
+Its arguments are the job's output folder, the request, as JSON, and for an output in a bucket its address:
+then the folder is filled with what is asked for, which needs obstore.
 
     {"paths": ["model"]}                  what to send, each relative to the output; "" is all of it
     "optional": true                      send nothing of paths that don't exist
@@ -25,6 +26,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 from contextlib import suppress
 from itertools import accumulate
@@ -127,8 +129,65 @@ def find_files(root: Path, paths: list[str], pattern: str, left_out: list[str]) 
     return found
 
 
+# An output in a bucket: plain objects, and the tree of checkpoints with its index, which the trainer's
+# `checkpoint/bucket.py` writes.
+
+
+_TREE = "checkpoints"
+
+
+def bring(store: Any, root: Path, request: dict[str, Any]) -> None:
+    """Fill the folder with the files that are asked for, and of all others with the names, as empty files.
+
+    Args:
+        store: an obstore store.
+        root: the folder; what is there is removed.
+        request: as for `send`.
+    """
+    shutil.rmtree(root, ignore_errors=True)
+    objects = [one["path"] for page in store.list() for one in page]
+    keys = {path: path for path in objects if not path.startswith(f"{_TREE}/")}
+    texts = {}
+    if f"{_TREE}/index.json" in objects:
+        index = json.loads(bytes(store.get(f"{_TREE}/index.json").bytes()))
+        for path, entry in index["entries"].items():
+            if "text" in entry:
+                texts[f"{_TREE}/{path}"] = entry["text"]
+            elif "blob" in entry:
+                keys[f"{_TREE}/{path}"] = f"{_TREE}/{entry['blob']}"
+    for path in sorted({*keys, *texts}):
+        if not {"", ".", ".."}.isdisjoint(path.split("/")):
+            continue
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("wb") as file:
+            if is_asked_for(path, request):
+                for part in [texts[path].encode()] if path in texts else store.get(keys[path]).stream():
+                    file.write(part)
+
+
+def is_asked_for(path: str, request: dict[str, Any]) -> bool:
+    """Return whether a request names this file or a folder of it, and its pattern is found in it."""
+    named = any(not each or f"{path}/".startswith(f"{each}/") for each in request["paths"])
+    return named and re.search(request.get("pattern", ""), path) is not None
+
+
+def _bring_from(uri: str, root: Path, request: dict[str, Any]) -> None:
+    try:
+        from obstore.exceptions import BaseError  # noqa: PLC0415 - only for a bucket
+        from obstore.store import from_url  # noqa: PLC0415 - as above
+    except ImportError:
+        sys.exit("its image has no obstore, which reads buckets: pip install 'trainjob-trainer[bucket]'")
+    try:
+        bring(from_url(uri, client_options={"allow_http": True}), root, request)
+    except (BaseError, OSError, ValueError) as problem:
+        sys.exit(f"{uri}: {str(problem).strip().splitlines()[0]}")
+
+
 if __name__ == "__main__":
     try:
+        if len(sys.argv) > 3:
+            _bring_from(sys.argv[3], Path(sys.argv[1]), json.loads(sys.argv[2]))
         send(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.stdout.buffer)
     except OSError as problem:
         where = problem.filename or "a file has changed meanwhile"

@@ -154,8 +154,8 @@ class Trainer:
             Horovod.
         gpus: of each worker.
         image: the container's, with TensorFlow and your packages; needed in a cluster.
-        output: where checkpoints, logs and the model go in a cluster: `claim:NAME`, `size:10Gi` or
-            `nfs:SERVER:/FOLDER`.
+        output: where checkpoints, logs and the model go in a cluster: `claim:NAME`, `size:10Gi`,
+            `nfs:SERVER:/FOLDER` or `s3://BUCKET/FOLDER`.
         code: files and folders below the working directory that travel; a script travels anyway, with the
             Python files beside it.
         queue: the Kueue queue that admits the job.

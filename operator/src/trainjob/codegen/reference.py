@@ -85,6 +85,7 @@ _SECTIONS = (
     ("spec.output", "Output"),
     ("spec.output.claim", "Claim"),
     ("spec.output.nfs", "NFS"),
+    ("spec.output.credentials", "Credentials"),
     ("spec.code", "Code"),
     ("status", "Status"),
     ("status.conditions[]", "Conditions"),

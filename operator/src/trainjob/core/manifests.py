@@ -46,6 +46,7 @@ from trainjob.core.names import (
     is_training,
     job_labels,
     leader,
+    output_uri,
     owner_references,
     pod_labels,
     pod_name,
@@ -318,6 +319,7 @@ def build_pod(
         port=PORT,
         agent=agent,
         agent_port=AGENT_PORT,
+        credentials=_credentials(job),
     )
     annotations = {}
     is_placed = {"name": TOPOLOGY_GATE} in (template["spec"].get("schedulingGates") or ())
@@ -346,6 +348,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 def _environment(job: TrainJob, replica: Replica, attempt: int, container: Manifest) -> dict[str, str]:
     folders, reported = output_folders(root_folder(job), replica.role), reported_checkpoint(job)
+    uri = output_uri(job)
     return {
         "TF_CONFIG": build_tf_config(job, replica),
         "TRAINJOB_NAMESPACE": job.metadata.namespace,
@@ -357,6 +360,7 @@ def _environment(job: TrainJob, replica: Replica, attempt: int, container: Manif
         "TRAINJOB_LOG_DIR": folders.logs,
         "TRAINJOB_TERMINATION_LOG": container.get("terminationMessagePath") or TERMINATION_LOG,
         **({} if reported is None else {"TRAINJOB_REPORTED_CHECKPOINT": str(reported)}),
+        **({"TRAINJOB_OUTPUT_URI": uri + folders.own.removeprefix(root_folder(job))} if uri else {}),
     }
 
 
@@ -369,11 +373,19 @@ def _volumes(job: TrainJob) -> list[Manifest]:
         source = {"nfs": output.nfs.model_dump(by_alias=True, exclude_none=True)}
     elif output.csi is not None:
         source = {"csi": output.csi}
+    elif output.uri is not None:
+        source = {"emptyDir": {}}  # what a bucket keeps is written there first
     elif output.empty_dir is not None:
         source = {"emptyDir": output.empty_dir}
     else:
         source = {"ephemeral": output.ephemeral}
     return [{"name": VOLUME, **source}]
+
+
+def _credentials(job: TrainJob) -> list[Manifest]:
+    """Return the `envFrom` of the job's own Secret for its bucket, if it has one."""
+    secret = job.spec.output.credentials
+    return [] if secret is None else [{"secretRef": {"name": secret.secret_name}}]
 
 
 def _mounts(job: TrainJob, replica: Replica) -> list[Manifest]:
@@ -400,6 +412,8 @@ def _merge(template: Manifest, overlay: Manifest, annotations: Mapping[str, str]
     # An empty `env:` is null and means none.
     container["env"] = [*ours["env"], *(container.get("env") or [])]
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), *ours["volumeMounts"]]
+    if sources := [*(container.get("envFrom") or []), *ours["envFrom"]]:
+        container["envFrom"] = sources
     for port in ours["ports"]:
         container["ports"] = _with_port(container.get("ports") or [], port)
     container.setdefault("terminationMessagePolicy", _LAST_LINES)
@@ -522,6 +536,10 @@ def build_output_reader(job: TrainJob, suffix: str) -> Manifest:
         command=idle,
         volumes=_volumes(job),
         mount_path=job.spec.output.mount_path,
+        is_read_only=not job.spec.output.uri,
+        # To reach a bucket it needs what the replicas have for it.
+        env=list(container.get("env") or ()) if job.spec.output.uri else [],
+        env_from=[*(container.get("envFrom") or ()), *_credentials(job)] if job.spec.output.uri else [],
     )
 
 

@@ -303,6 +303,12 @@ def root_folder(job: TrainJob) -> str:
     return f"{job.spec.output.mount_path.rstrip('/')}/{folder_name(job)}"
 
 
+def output_uri(job: TrainJob) -> str:
+    """Return the address of the job's output folder in its bucket; empty if the output is on a volume."""
+    uri = job.spec.output.uri
+    return f"{uri.rstrip('/')}/{folder_name(job)}" if uri else ""
+
+
 def reported_checkpoint(job: TrainJob) -> int | None:
     """Return the step of the newest reported checkpoint, if a new pod has to find it again.
 

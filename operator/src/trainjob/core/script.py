@@ -25,7 +25,8 @@ _LONGEST_NAME = 42
 _SIZE = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
 _OUTPUTS = (
     "claim:NAME (a claim in the job's namespace: kubectl get pvc), size:10Gi (a new claim, deleted with the "
-    "job) or nfs:SERVER:/FOLDER; a job's file can also name other volumes (see trainjob init)"
+    "job), nfs:SERVER:/FOLDER or a bucket as s3://BUCKET/FOLDER; a job's file can also name other volumes "
+    "(see trainjob init)"
 )
 
 LOCAL_OUTPUT: Mapping[str, Any] = {"claim": {"claimName": "training"}}
@@ -47,7 +48,7 @@ def name_from(path: str) -> str:
 
 
 def parse_output(text: str) -> dict[str, Any]:
-    """Return `spec.output` for `claim:NAME`, `size:10Gi` or `nfs:SERVER:/FOLDER`.
+    """Return `spec.output` for `claim:NAME`, `size:10Gi`, `nfs:SERVER:/FOLDER` or `s3://BUCKET/FOLDER`.
 
     Raises:
         InvalidOption: it is none of these.
@@ -55,6 +56,8 @@ def parse_output(text: str) -> dict[str, Any]:
     kind, _, rest = text.partition(":")
     if kind == "claim" and rest:
         return {"claim": {"claimName": rest}}
+    if rest.startswith("//"):
+        return {"uri": text}
     if kind == "size" and _SIZE.fullmatch(rest):
         return {"claim": {"size": rest}}
     # An IPv6 address has colons of its own.
@@ -107,7 +110,7 @@ class ScriptJob:
     memory: str | None = _option("For a script: memory of each replica, such as 4Gi.", metavar="QUANTITY")
     image: str | None = _option("For a script: the image for a cluster, any image with TensorFlow.")
     output: Mapping[str, Any] | None = _option(
-        "For a script: where results go: claim:NAME, size:10Gi or nfs:SERVER:/FOLDER.",
+        "For a script: where results go: claim:NAME, size:10Gi, nfs:SERVER:/FOLDER or s3://BUCKET/FOLDER.",
         metavar="OUTPUT",
         read=parse_output,
     )

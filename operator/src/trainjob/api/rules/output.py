@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from trainjob.api.errors import FieldError, format_path, value_at
 from trainjob.api.rules.rule import Rule, fields_are, find_broken, is_positive_quantity, text_is
 from trainjob.api.types import count_raw_roles
 
-PLACES = ("claim", "nfs", "csi", "emptyDir", "ephemeral")
+PLACES = ("claim", "nfs", "csi", "uri", "emptyDir", "ephemeral")
 _OF_ONE_POD = ("emptyDir", "ephemeral")
 
 _ONE_POD = "self.worker.replicas == 1 && self.evaluator.replicas == 0 && !has(self.chief) && !has(self.ps)"
@@ -21,21 +22,28 @@ def _is_mount_path(path: str) -> bool:
 
 ONE_PLACE = Rule(
     at="spec.output",
-    cel=f"has(self.uri) || [{', '.join(f'has(self.{place})' for place in PLACES)}].exists_one(x, x)",
+    cel=f"[{', '.join(f'has(self.{place})' for place in PLACES)}].exists_one(x, x)",
     message=f"must have exactly one of {', '.join(PLACES)}",
 )
+_ADDRESS = "(s3|gs|az)://[a-z0-9][a-z0-9._-]*[a-z0-9](/[A-Za-z0-9_=+-][A-Za-z0-9._=+-]*)*/?"
 URI = Rule(
+    at="spec.output.uri",
+    cel=f"self.matches('^{_ADDRESS}$')",
+    message="must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER, in letters, digits and"
+    " ._=+-; no name of a folder begins with a dot",
+    holds=text_is(lambda uri: re.fullmatch(_ADDRESS, uri) is not None),
+)
+CREDENTIALS = Rule(
     at="spec.output",
-    cel="!has(self.uri)",
-    message="isn't supported yet, since object storage can't rename the folder of a checkpoint; use csi,"
-    " with a driver that mounts the bucket, or claim or nfs",
-    field_path=".uri",
-    holds=fields_are(lambda output: "uri" not in output),
+    cel="!has(self.credentials) || has(self.uri)",
+    message="is for a bucket: give its uri, or remove this",
+    field_path=".credentials",
+    holds=fields_are(lambda output: "credentials" not in output or "uri" in output),
 )
 SHARED = Rule(
     at="spec",
     cel=f"!({' || '.join(f'has(self.output.{place})' for place in _OF_ONE_POD)}) || ({_ONE_POD})",
-    message="can't be shared by several pods: use claim, nfs or csi,"
+    message="can't be shared by several pods: use claim, nfs, csi or uri,"
     " or one worker with evaluator.replicas 0 and neither chief nor ps",
     field_path=".output",
 )
@@ -51,6 +59,7 @@ SHARED_CLAIM = Rule(
 RULES = (
     ONE_PLACE,
     URI,
+    CREDENTIALS,
     SHARED,
     SHARED_CLAIM,
     Rule(
@@ -88,7 +97,7 @@ def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
     if not isinstance(output, Mapping):
         return
     places = [place for place in PLACES if place in output]
-    if len(places) != 1 and "uri" not in output:
+    if len(places) != 1:
         found = f"; got {' and '.join(places)}" if places else '; for example "claim: {claimName: training}"'
         yield FieldError("spec.output", ONE_PLACE.message + found)
     yield from _check_sharing(raw, output)

@@ -90,6 +90,7 @@ RULES = (
     _needs_agents("stallTimeoutSeconds", "has(self.stallTimeoutSeconds)"),
     _needs_agents("worker.minReplicas", "has(self.worker.minReplicas)"),
     _needs_agents("code", "has(self.code)"),
+    _needs_agents("output.uri", "has(self.output.uri)"),
 )
 
 

@@ -400,7 +400,7 @@ class LocalCluster:
             stored,
             launch,
             self._sandbox,
-            log_path=replica_log_path(launch.root or self.run_folder, replica_name(stored)),
+            log_path=replica_log_path(self.run_folder, replica_name(stored)),
             clock=self._clock,
             on_line=self._on_line,
             changed=self._store.touch,

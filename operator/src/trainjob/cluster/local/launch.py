@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainjob.api import AGENT_PORT, PORT, TRAINER_CONTAINER
+from trainjob.api import AGENT_PORT, OUTPUT_VOLUME, PORT, TRAINER_CONTAINER
 from trainjob.cluster.local.machine import (
     CannotRunHere,
     Machine,
@@ -19,8 +19,10 @@ from trainjob.cluster.local.machine import (
 from trainjob.core.agent import DEFAULT_GRACE_SECONDS
 from trainjob.core.manifests import TERMINATION_LOG, count_gpus
 from trainjob.core.memory import bytes_of
+from trainjob.core.names import LABEL_INDEX, LABEL_ROLE, training_world
 from trainjob.core.pods import memory_limit
 from trainjob_trainer.contract.environment import OF_A_JOB, call_directly
+from trainjob_trainer.contract.replicas import EVALUATOR
 
 LOOPBACK = "127.0.0.1"
 
@@ -140,6 +142,12 @@ def build_launch(
     volumes = resolve_volumes(pod["spec"], machine, private, refused)
     if refused:
         raise CannotRunHere(refused)
+    uri = written.get("TRAINJOB_OUTPUT_URI")
+    if uri and OUTPUT_VOLUME in machine.volumes:
+        del written["TRAINJOB_OUTPUT_URI"]
+    elif uri and _keeps_files(pod, written):
+        note = f"the output is in {uri}; all but its checkpoints is also below {machine.folder / 'output'}"
+        volumes[OUTPUT_VOLUME] = VolumeFolder(machine.folder / "output", note)
     variables = {**written, **given}
     mounts = mounted_folders(container, volumes, variables)
     termination_log = private / "termination-log"
@@ -178,6 +186,14 @@ def build_launch(
         has_agent=bool(state),
         notes=tuple(notes),
     )
+
+
+def _keeps_files(pod: Mapping[str, Any], env: Mapping[str, str]) -> bool:
+    """Return whether a replica sends files to the bucket: the writer of checkpoints, and the evaluator."""
+    labels = pod["metadata"]["labels"]
+    role, index = labels[LABEL_ROLE], labels[LABEL_INDEX]
+    writer = "chief" if "chief" in (training_world(env.get("TF_CONFIG", "")) or ()) else "worker"
+    return role == EVALUATOR or (role, index) == (writer, "0")
 
 
 def hostnames_in(pod: Mapping[str, Any]) -> tuple[str, ...]:
