@@ -76,7 +76,7 @@ ARG TENSORFLOW=cpu
 RUN python3 -m venv /opt/trainjob \
  && ln -s "$(basename /opt/trainjob/lib/python3.*)" /opt/trainjob/lib/python3 \
  && uv export --frozen --quiet --no-dev --no-emit-workspace --package trainjob-trainer --extra "${TENSORFLOW}" \
-      -o requirements.txt \
+      --extra bucket -o requirements.txt \
  && uv pip install --require-hashes --only-binary :all: --compile-bytecode -r requirements.txt \
  && uv pip freeze --exclude pip --exclude setuptools > /opt/trainjob/constraints.txt \
  && rm -r /opt/trainjob/lib/python3/site-packages/tensorflow/include \

@@ -14,7 +14,7 @@ from support.cli.server import CliServer
 from support.cli.stored_jobs import call, stored_pod
 from trainjob.api import parse
 from trainjob.client import doctor, doctor_cluster
-from trainjob.client.doctor import TensorFlow
+from trainjob.client.doctor import BucketTrial, TensorFlow
 from trainjob.client.doctor_cluster import PERMISSIONS
 from trainjob.cluster.kube.config import Access
 from trainjob.core.manifests import build_objects, count_gpus
@@ -277,6 +277,31 @@ def test_the_job_is_one_that_the_api_accepts(gpus: int) -> None:
     pods = [made for made in build_objects(job) if made["kind"] == "Pod"]
     assert len(pods) == 2
     assert all(count_gpus(pod) == gpus for pod in pods)
+
+
+def test_a_bucket_is_tried_only_if_it_is_named(api: CliServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def answer(_python: object, uri: str) -> BucketTrial:
+        tried.append(uri)
+        return BucketTrial("replace", "accepted")
+
+    monkeypatch.setattr(doctor, "try_bucket", answer)
+    serve(api)
+    assert (call("doctor").exit_code, tried) == (0, [])
+    result = call("doctor", "-n", "research", "--bucket", "s3://results/digits")
+    assert (result.exit_code, tried) == (1, ["s3://results/digits"])
+    assert "  problem  bucket " in result.stdout
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://key:secret@results/digits", "https://a.blob.core.windows.net/b?sig=secret", "s3://[secret"],
+)
+def test_credentials_in_an_address_are_refused_and_not_printed(address: str) -> None:
+    result = call("doctor", "--bucket", address)
+    assert result.exit_code == 2
+    assert "secret" not in result.output
 
 
 def test_what_is_replaced_in_keras_is_listed_with_what_the_installed_source_shows() -> None:

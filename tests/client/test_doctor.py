@@ -14,11 +14,13 @@ import pytest
 from trainjob.cli.doctor import describe
 from trainjob.client import doctor
 from trainjob.client.doctor import (
+    BucketTrial,
     Check,
     TensorFlow,
     Unknown,
     Verdict,
     bounded,
+    check_bucket,
     check_disk,
     check_gpus,
     check_here,
@@ -28,7 +30,9 @@ from trainjob.client.doctor import (
     check_tensorflow,
     check_trainer,
     look_for_tensorflow,
+    name_store,
     run_program,
+    try_bucket,
 )
 from trainjob.client.doctor_cluster import (
     PERMISSIONS,
@@ -121,6 +125,91 @@ def test_what_is_missing_here_is_no_problem_for_a_cluster(
     subjects = ["Python", "trainjob", "TensorFlow", "GPUs", "ports", "disk"]
     assert list(by_need[True]) == [each for each in subjects if each in by_need[True]]
     assert not (tmp_path / "runs").exists()
+
+
+URI = "s3://results/digits"
+
+
+def bucket(*trial: str, store: str = "") -> Check:
+    return check_bucket(URI, store, BucketTrial(*trial))
+
+
+@pytest.mark.parametrize(
+    ("check", "verdict", "says", "remedy"),
+    [
+        (bucket(), OK, f"{URI}: conditional writes are right", ""),
+        (bucket(store="Amazon S3"), OK, f"{URI} (Amazon S3): conditional", ""),
+        (bucket("create", "accepted"), PROBLEM, "(create), so two writers could not be told from each other",
+         "use a store whose conditional writes are right"),
+        (bucket("replace", "accepted", "", "k"), PROBLEM, "(replace), so two writers could not be told from "
+         "each other; k is left there", "use a store"),
+        (bucket("create", "refused"), PROBLEM, "refuses a conditional write that it must accept (create)",
+         "try again; if it fails again, use a store"),
+        (bucket("list", "stale"), PROBLEM, "doesn't show at once what has changed (list)", "use a store"),
+        (bucket("replace", "EIO", f"{URI}: Not here (NotImplemented)"), PROBLEM, "can't replace: s3://",
+         "try again; if it fails again, use a store"),
+        (bucket("write", "EACCES", f"{URI}: Access Denied (AccessDenied)"), PROBLEM,
+         f"can't write: {URI}: Access Denied (AccessDenied)", "this machine's clock"),
+        (bucket("create", "EACCES", f"{URI}: Denied"), PROBLEM, "can't create", "credentials"),
+        (bucket("delete", "EACCES", f"{URI}: Denied", "key"), PROBLEM, "Denied; key is left there", "delete"),
+        (bucket("write", "EINVAL", f"{URI}: no bucket (NoSuchBucket)"), PROBLEM, "no bucket", "region"),
+        (bucket("open", "ENOPKG", f"{URI} needs obstore"), PROBLEM, "can't open: s3://",
+         "pip install 'trainjob-trainer[bucket]'"),
+        (bucket("open", "EIO", f"{URI}: Invalid Access Key"), PROBLEM, "Invalid", "credentials, region"),
+        (bucket("write", "EIO", f"{URI}: error sending request"), PROBLEM, "sending", "network, endpoint"),
+        (check_bucket(URI, "", Unknown("no answer within 90 s")), PROBLEM, f"{URI}: no answer within 90 s",
+         "delete what is left there under .tmp-doctor-"),
+    ],
+)  # fmt: skip
+def test_a_bucket(check: Check, verdict: Verdict, says: str, remedy: str) -> None:
+    assert (check.verdict, says in check.found, remedy in check.remedy) == (verdict, True, True), check
+    assert bool(check.remedy) is (verdict is not OK)
+
+
+@pytest.mark.parametrize(
+    ("uri", "environ", "store"),
+    [
+        (URI, {}, "Amazon S3"),
+        (URI, {"AWS_ENDPOINT_URL": ""}, "Amazon S3"),
+        (URI, {"AWS_ENDPOINT_URL": "https://s3.eu-west-1.amazonaws.com"}, "Amazon S3"),
+        (URI, {"AWS_ENDPOINT_URL": "https://0a1b.r2.cloudflarestorage.com"}, "Cloudflare R2"),
+        (URI, {"AWS_ENDPOINT": "http://minio:9000"}, ""),
+        (URI, {"AWS_ENDPOINT": "http://["}, ""),
+        (URI, {"AWS_ENDPOINT_URL_S3": "http://minio", "AWS_ENDPOINT_URL": "https://sts.amazonaws.com"}, ""),
+        ("gs://results/digits", {"AWS_ENDPOINT_URL": "http://minio"}, "Google Cloud Storage"),
+        ("az://results/digits", {}, "Azure Blob"),
+        ("az://results/digits", {"AZURE_STORAGE_USE_EMULATOR": "true"}, ""),
+        ("abfss://results@account.dfs.core.windows.net/digits", {}, "Azure Blob"),
+        ("https://0a1b.r2.cloudflarestorage.com/results", {}, "Cloudflare R2"),
+        ("https://account.blob.core.windows.net/results", {}, "Azure Blob"),
+        ("https://example.org/results", {}, ""),
+        ("memory:///", {}, ""),
+    ],
+)  # fmt: skip
+def test_a_store_is_named_only_if_it_is_known(uri: str, environ: dict[str, str], store: str) -> None:
+    assert name_store(uri, environ) == store
+
+
+def test_the_program_that_tries_a_bucket_is_read(tmp_path: Path) -> None:
+    found = try_bucket([sys.executable, "-P"], "ftp://host/results")
+    assert isinstance(found, BucketTrial)
+    assert (found.step, found.why, found.left) == ("open", "EINVAL", "")
+    assert try_bucket(["echo"], URI) == Unknown(
+        f"unexpected output: '-m trainjob_trainer.checkpoint.bucket_trial {URI}'"
+    )
+    assert try_bucket([sys.executable, "-c", "raise ImportError('no trainer')"], URI) == Unknown(
+        "ImportError: no trainer"
+    )
+
+
+def test_a_problem_of_a_bucket_is_one_also_for_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "look_for_tensorflow", lambda _python: None)
+    monkeypatch.setattr(doctor, "try_bucket", lambda _python, _uri: BucketTrial("create", "accepted"))
+    *others, last = check_here(tmp_path, needed=False, bucket=URI, environ={})
+    assert (last.subject, last.verdict) == ("bucket", PROBLEM)
+    assert not {check.verdict for check in others} & {PROBLEM}
 
 
 def test_a_remedy_has_a_line_of_its_own() -> None:

@@ -60,6 +60,6 @@ def test_the_exit_codes_are_the_programs() -> None:
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)] == sorted(Exit)
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)", PAGE))))
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)[)#]", PAGE))))
 def test_links_lead_somewhere(target: str) -> None:
     assert (DOCS / target).exists()

@@ -21,6 +21,7 @@ from testbed.waiting import until
 
 from support.trainer.checkpoints import final_variables
 from support.trainer.processes import WorkerGroup
+from trainjob.client.doctor import BucketTrial, try_bucket
 from trainjob_trainer.checkpoint.bucket import BucketError, BucketFiles, Changed, ObjectStore
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.snapshot import NamedArray
@@ -192,6 +193,22 @@ def test_what_is_set_wrong_is_one_sentence_at_the_start(
         store.prepare()
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_doctor_tries_a_bucket_and_leaves_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    del server
+    python = [sys.executable, "-P"]
+    assert try_bucket(python, URI) == BucketTrial()
+    assert not ObjectStore("s3://results").versions("")
+    failed = try_bucket(python, "s3://no-results/digits")
+    assert isinstance(failed, BucketTrial)
+    assert (failed.step, failed.why) == ("write", "EINVAL")
+    assert "The specified bucket does not exist. (NoSuchBucket)" in failed.said
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
+    failed = try_bucket(python, URI)
+    assert isinstance(failed, BucketTrial)
+    assert (failed.step, failed.why) == ("write", "EACCES")
+    assert "another-secret" not in failed.said
 
 
 def test_a_clock_that_is_off_is_one_sentence() -> None:

@@ -175,7 +175,7 @@ def test_the_choices_of_tensorflow_are_extras_of_the_trainer() -> None:
     assert STAGES["trainer-dependencies"].variables("ARG") == {"TENSORFLOW": "cpu"}
     with_tensorflow = {name for name, wanted in extras.items() if "tensorflow" in str(wanted)}
     assert with_tensorflow == {"cpu", "gpu"}
-    assert '--extra "${TENSORFLOW}"' in STAGES["trainer-dependencies"].all("RUN")[0]
+    assert '--extra "${TENSORFLOW}" --extra bucket ' in STAGES["trainer-dependencies"].all("RUN")[0]
 
 
 def test_an_unmodified_script_is_helped() -> None:

@@ -63,6 +63,11 @@ def test_the_operator_image_has_no_tensorflow() -> None:
     assert in_image.isdisjoint({"tensorflow", "tensorflow-cpu", "keras", "numpy"})
 
 
+def test_only_the_trainer_image_has_the_client_for_buckets() -> None:
+    assert "obstore" in needed("trainjob-trainer", extra="bucket")
+    assert "obstore" not in needed("trainjob", extra="controller") | needed("trainjob-trainer", extra="cpu")
+
+
 def test_the_operator_image_leaves_out_the_official_client() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert re.search(rf"--package trainjob --extra controller \\\n +--prune {PRUNED} ", dockerfile)

@@ -237,6 +237,31 @@ def test_without_obstore_a_sentence_says_what_to_install(monkeypatch: pytest.Mon
         ObjectStore("s3://bucket/folder")
 
 
+def test_a_password_of_an_endpoint_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://eva:secret@127.0.0.1:1",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "another-secret",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BucketError, match=r"PUT http://127\.0\.0\.1:1/results/key in") as caught:
+        ObjectStore("s3://results").put("key", b"")
+    assert "secret" not in str(caught.value)
+
+
+def test_what_cannot_succeed_later_is_no_outage(tmp_path: Path) -> None:
+    store = ObjectStore("memory:///")
+    with pytest.raises(BucketError) as caught, store._explained():
+        raise store._obstore.exceptions.GenericError(
+            "Generic S3 error: Error performing PUT https://s3.amazonaws.com/results/k in 1ms - Received"
+            " redirect without LOCATION, this normally indicates an incorrectly configured region"
+        )
+    assert caught.value.errno == errno.EINVAL
+    folder = ObjectStore(tmp_path.as_uri())
+    version = folder.put("key", b"1")
+    assert number_of(lambda: folder.put_if("key", b"2", version)) == errno.EINVAL
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -29,8 +29,8 @@ def refuses(path):
         open(path, "w").close()
     except OSError as error:
         return error.strerror
-packages = [name for name in ("tensorflow", "keras", "trainjob", "trainjob_trainer", "kubernetes", "pip")
-            if importlib.util.find_spec(name)]
+names = ("tensorflow", "keras", "trainjob", "trainjob_trainer", "obstore", "kubernetes", "pip")
+packages = [name for name in names if importlib.util.find_spec(name)]
 def says(*command):
     done = subprocess.run(command, capture_output=True, text=True)
     return [done.returncode, done.stdout.strip() or done.stderr[-2000:]]
@@ -94,7 +94,10 @@ def operator(node_cluster: NodeCluster, namespace: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trainer(node_cluster: NodeCluster, namespace: str) -> dict[str, Any]:
-    imports = "import tensorflow, keras, trainjob_trainer; print(tensorflow.__version__, keras.__version__)"
+    imports = (
+        "import tensorflow, keras, trainjob_trainer, obstore; "
+        "print(tensorflow.__version__, keras.__version__)"
+    )
     helped = "import sys, keras; print('trainjob_trainer.session' in sys.modules)"
     task = json.dumps({"cluster": {"worker": ["127.0.0.1:2222"]}, "task": {"type": "worker", "index": 0}})
     commands = (["python", "-c", imports], ["env", f"TF_CONFIG={task}", "python", "-c", helped])
@@ -131,7 +134,7 @@ def test_the_operator_image_answers(operator: dict[str, Any]) -> None:
 
 
 def test_the_trainer_image_has_tensorflow_and_the_library(trainer: dict[str, Any]) -> None:
-    assert trainer["packages"] == ["tensorflow", "keras", "trainjob_trainer", "pip"]
+    assert trainer["packages"] == ["tensorflow", "keras", "trainjob_trainer", "obstore", "pip"]
     assert trainer["folder"] == "/workspace"
     assert trainer["said"][0][0] == 0, trainer["said"][0][1]
     assert trainer["said"][0][1].splitlines()[-1].split()[0].startswith("2.")

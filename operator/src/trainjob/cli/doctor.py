@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -19,6 +20,18 @@ from trainjob_trainer.patches import PATCHES
 
 if TYPE_CHECKING:
     from trainjob.client.doctor import Check
+
+
+def _read_address(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """Return the address of a bucket; it is printed, and so has no credentials."""
+    try:
+        parts = urlsplit(value or "")
+    except ValueError as error:
+        raise click.BadParameter(f"is no address of a bucket: {error}") from None
+    # Azure's abfss://container@account has a name there.
+    if parts.password or parts.query or (parts.username and not parts.scheme.startswith("abfs")):
+        raise click.BadParameter("credentials belong in the environment, not in the address")
+    return value
 
 
 @command(
@@ -46,6 +59,13 @@ if TYPE_CHECKING:
     "the first claim for several nodes]",
 )
 @click.option(
+    "--bucket",
+    metavar="URI",
+    callback=_read_address,
+    help="Try whether checkpoints can be in this bucket, such as s3://results/digits, with the credentials "
+    "of this environment; the object that is written there is deleted.",
+)
+@click.option(
     "--timeout",
     type=Duration(),
     default="3m",
@@ -61,6 +81,7 @@ def doctor(
     image: str | None,
     gpus: int | None,
     job_output: Mapping[str, Any] | None,
+    bucket: str | None,
     timeout: float,
     output: str | None,
     where: ClusterOptions,
@@ -73,7 +94,8 @@ def doctor(
     cluster (versions, controller, permissions, storage for several nodes).
 
     With -n, --context, --kubeconfig or --image the cluster has to be there, and problems of this machine are
-    only notes. Nothing is created except the pod of --image and the job of --gpus.
+    only notes; what is wrong with the bucket of --bucket is a problem. Nothing is created except the pod of
+    --image, the job of --gpus and the object of --bucket.
     """
     if patches:
         print_lines(describe_patches(), err=False)
@@ -85,7 +107,7 @@ def doctor(
     from trainjob.client.doctor_cluster import check_cluster  # noqa: PLC0415
 
     needed = where != ClusterOptions() or image is not None
-    here = check_here(Path(RUNS), needed=not needed)
+    here = check_here(Path(RUNS), needed=not needed, bucket=bucket)
     checks = here, check_cluster(where, image, timeout, needed=needed, gpus=gpus, output=job_output)
     if output == "json":
         plain = [

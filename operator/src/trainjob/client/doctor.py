@@ -20,6 +20,7 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 from trainjob.client.presenter import format_size
 from trainjob.cluster.kube.config import InvalidAccess
@@ -112,15 +113,19 @@ def run_program(command: Sequence[str], seconds: float) -> Found[str]:
         return Unknown(lines.splitlines()[-1] if lines else f"exit code {code}") if code else lines
 
 
-def check_here(folder: Path, *, needed: bool, environ: Mapping[str, str] = os.environ) -> list[Check]:
+def check_here(
+    folder: Path, *, needed: bool, bucket: str | None = None, environ: Mapping[str, str] = os.environ
+) -> list[Check]:
     """Return the checks of this machine; unless training here is `needed`, problems are notes.
 
-    Runs would lie in the folder, which isn't created.
+    Runs would lie in the folder, which isn't created. A problem with the bucket of this address is one in any
+    case.
     """
     trainer, requirements = None, list[str]()
     with suppress(PackageNotFoundError):
         trainer, requirements = version("trainjob-trainer"), requires("trainjob-trainer") or []
-    tensorflow, gpus = look_for_tensorflow([sys.executable, "-P"]), bounded(lambda: find_gpus(environ))
+    python = [sys.executable, "-P"]
+    tensorflow, gpus = look_for_tensorflow(python), bounded(lambda: find_gpus(environ))
     devices = len(gpus) if isinstance(gpus, tuple) else 0
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = run_program(query, LOOK_SECONDS) if gpus else ""
@@ -133,11 +138,14 @@ def check_here(folder: Path, *, needed: bool, environ: Mapping[str, str] = os.en
         check_ports(bounded(_find_ports)),
         check_disk(str(folder), bounded(lambda: _find_room(folder))),
     ]
-    return [
+    shown = [
         replace(check, verdict=NOTE) if check.verdict is PROBLEM and not needed else check
         for check in checks
         if check is not None
     ]
+    if bucket:
+        shown.append(check_bucket(bucket, name_store(bucket, environ), try_bucket(python, bucket)))
+    return shown
 
 
 def check_python(python: str, bounds: str) -> Check:
@@ -300,6 +308,101 @@ def check_disk(folder: str, free: Found[int]) -> Check:
         return Check("disk", OK, found)
     remedy = "free some space, or choose another disk: trainjob run --folder"
     return Check("disk", PROBLEM if free < _LITTLE else NOTE, found, remedy)
+
+
+class BucketTrial(NamedTuple):
+    """What the trainer's `checkpoint.bucket_trial` prints: `Outcome` there has the meanings."""
+
+    step: str = ""
+    why: str = ""
+    said: str = ""
+    left: str = ""
+
+
+_BUCKET_SECONDS = 90.0
+
+
+def try_bucket(python: Sequence[str], uri: str) -> Found[BucketTrial]:
+    """Have the trainer's client write, list, read and delete an object there."""
+    output = run_program([*python, "-m", "trainjob_trainer.checkpoint.bucket_trial", uri], _BUCKET_SECONDS)
+    if isinstance(output, Unknown):
+        return output
+    try:
+        return BucketTrial(**json.loads(output.splitlines()[-1]))
+    except (ValueError, IndexError, TypeError):
+        return Unknown(f"unexpected output: {output[-100:]!r}")
+
+
+_OTHER_STORE = (
+    "use a store whose conditional writes are right, such as S3, Google Cloud Storage or Azure Blob"
+)
+_AGAIN = f"try again; if it fails again, {_OTHER_STORE}"
+_AWAY = "check network, endpoint and region, and try again"
+_BUCKET_FAULTS = {
+    "accepted": (
+        "the store accepts a conditional write that it must refuse ({}), so two writers could not be told "
+        "from each other",
+        _OTHER_STORE,
+    ),
+    # A client that sends a request twice may be refused because of its first one.
+    "refused": ("the store refuses a conditional write that it must accept ({})", _AGAIN),
+    "stale": ("the store doesn't show at once what has changed ({})", _OTHER_STORE),
+}
+_BUCKET_REMEDIES = {
+    "EACCES": "check this environment's credentials, what they may do there (read, write, list, delete), and "
+    "this machine's clock",
+    "EINVAL": "check the address, and the credentials, region and endpoint in this environment",
+    "ENOPKG": "pip install 'trainjob-trainer[bucket]'",
+}
+
+
+def check_bucket(uri: str, store: str, trial: Found[BucketTrial]) -> Check:
+    """Whether checkpoints can be in the bucket of this address, which is of this store, if that is known."""
+    if isinstance(trial, Unknown):
+        remedy = "check network, endpoint and credentials, and delete what is left there under .tmp-doctor-"
+        return Check("bucket", PROBLEM, f"{uri}: {trial.why}", remedy)
+    if not trial.step:
+        return Check("bucket", OK, f"{uri}{store and f' ({store})'}: conditional writes are right")
+    if trial.why in _BUCKET_FAULTS:
+        fault, remedy = _BUCKET_FAULTS[trial.why]
+        found = f"{uri}: {fault.format(trial.step)}"
+    else:
+        found = f"can't {trial.step}: {trial.said}"
+        # To open it takes no request.
+        other = _BUCKET_REMEDIES["EINVAL"] if trial.step == "open" else _AWAY
+        remedy = _BUCKET_REMEDIES.get(trial.why, other)
+        if trial.step in ("create", "replace") and trial.why != "EACCES":  # a plain write has succeeded
+            remedy = _AGAIN
+    return Check("bucket", PROBLEM, found + (f"; {trial.left} is left there" if trial.left else ""), remedy)
+
+
+_STORES = {
+    **dict.fromkeys(("s3", "s3a"), ("AWS", "Amazon S3")),
+    "gs": ("GOOGLE", "Google Cloud Storage"),
+    **dict.fromkeys(("az", "azure", "adl", "abfs", "abfss"), ("AZURE", "Azure Blob")),
+}
+_HOSTS = {
+    ".amazonaws.com": "Amazon S3",
+    ".r2.cloudflarestorage.com": "Cloudflare R2",
+    ".blob.core.windows.net": "Azure Blob",
+}
+
+
+def name_store(uri: str, environ: Mapping[str, str]) -> str:
+    """Return which store an address is of, if its scheme, its host or the endpoint says so."""
+    parts = urlsplit(uri)
+    prefix, name = _STORES.get(parts.scheme, ("", ""))
+    endpoints = [
+        value
+        for variable, value in environ.items()
+        if prefix and value and re.fullmatch(rf"{prefix}_(\w+_)?(ENDPOINT|EMULATOR)(_\w+)?", variable)
+    ]
+    if prefix and not endpoints:
+        return name
+    with suppress(ValueError):  # an endpoint that is no address
+        hosts = {urlsplit(endpoint).hostname or "" for endpoint in endpoints or [uri]}
+        return next((one for end, one in _HOSTS.items() if all(host.endswith(end) for host in hosts)), "")
+    return ""
 
 
 _BOUND = re.compile(r"(>=|<)\s*([0-9.]+)")

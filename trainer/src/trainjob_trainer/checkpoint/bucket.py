@@ -32,11 +32,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from trainjob_trainer.checkpoint.files import NOT_THERE, Array, Files, Kind, NotAFile
+from trainjob_trainer.checkpoint.files import NOT_THERE, Files, Kind, NotAFile
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import first_line
+
+if TYPE_CHECKING:
+    from trainjob_trainer.checkpoint.files import Array
 
 INDEX = "index.json"
 BLOBS = "blobs/"
@@ -441,8 +444,13 @@ _SAID = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<]*)")
 """In a text of obstore: what the store has answered."""
 _MISSING = ("NoSuchKey", "BlobNotFound", None)
 """Answers of S3 and GCS, and of Azure, for an object alone; None if the answer has no text."""
-_REFUSED = re.compile(r"status code: (?:3\d\d|4(?!08|25|29)\d\d)\b|must be specified|Unable to")
+_REFUSED = re.compile(
+    r"status code: (?:3\d\d|4(?!08|25|29)\d\d)\b|redirect without LOCATION|must be specified|Unable to"
+)
 """In such a text: the same request can't succeed later either."""
+
+_PASSWORD = re.compile(r"//[^/\s@:]*:[^/\s@]*@")
+"""In an address, such as the endpoint's, that obstore's text repeats."""
 
 
 class ObjectStore:
@@ -533,10 +541,11 @@ class ObjectStore:
         exceptions = self._obstore.exceptions
         try:
             yield
-        except (exceptions.BaseError, FileNotFoundError) as error:
+        except (exceptions.BaseError, FileNotFoundError, NotImplementedError) as error:
             found = _SAID.search(str(error))
             code, said = found.groups() if found else (None, first_line(error))
             text = f"{self._uri}: {html.unescape(said)}" + (f" ({code})" if code else "")
+            text = _PASSWORD.sub("//", text)
             number = errno.EIO
             if isinstance(error, FileNotFoundError) and code in _MISSING:
                 raise FileNotFoundError(errno.ENOENT, text) from error

@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trainjob_trainer.errors import (
     FULL,
@@ -27,7 +25,11 @@ from trainjob_trainer.errors import (
 )
 from trainjob_trainer.reporting.progress import report_storage
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
 Kind = Literal["file", "folder", "other"]
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
 """The only errors that prove that nothing is there."""
