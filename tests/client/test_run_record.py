@@ -149,7 +149,7 @@ def test_a_folder_may_vanish_while_its_files_are_looked_for(
         monkeypatch.setattr("glob._StringGlobber.scandir", staticmethod(scan))
     assert log_files(tmp_path) == {}
     assert not results_in(tmp_path).has_events
-    assert not results_in(tmp_path).has_checkpoints
+    assert results_in(tmp_path).checkpoints == ""
     assert removed == [logs / "replicas", tmp_path]
 
 

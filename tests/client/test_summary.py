@@ -13,7 +13,7 @@ from trainjob.core.policies.success_policy import NO_STEPS
 RESULTS = Results(
     output="runs/training/digits",
     models=("model",),
-    has_checkpoints=True,
+    checkpoints="runs/training/digits/checkpoints",
     has_events=True,
     logs={"worker-1": "runs/training/digits/logs/replicas/worker-1.log", "evaluator-0": "evaluator-0.log"},
     tails={"digits-worker-1-aaaaaaaa": (*(f"line {n}" for n in range(30)), "ValueError: boom")},

@@ -133,7 +133,7 @@ class Straggler(Reported):
 class OutputStatus(Reported):
     """The content of the output."""
 
-    path: Path = Field("", description="Path of the job's folder in the volume.")
+    path: Path = Field("", description="The job's folder in the volume, or its address in the bucket.")
     checkpoint_step: Int64 | None = Field(None, description="Step of the newest complete checkpoint.")
     checkpoint_time: Timestamp | None = Field(
         None, description="Time at which that checkpoint was first seen."

@@ -44,7 +44,7 @@ from trainjob.cluster.local import (
 from trainjob.cluster.protocol import happens_within
 from trainjob.controller import Controller
 from trainjob.core.manifests import build_objects
-from trainjob.core.names import Replica, desired_replicas, root_folder
+from trainjob.core.names import Replica, desired_replicas, output_uri, root_folder
 from trainjob.core.settings import Bundle, Settings
 
 
@@ -167,7 +167,7 @@ async def run_here(
             if not cluster.run_folder.exists():  # a volume that goes with its pod
                 forget(cluster.run_folder)
     last = replace(last, name=cluster.run_folder.name)
-    results = replace(_results(cluster, job, last), command=request.command, starts_over=starts_over)
+    results = replace(_results(request, cluster, job, last), command=request.command, starts_over=starts_over)
     if supervision.is_deleted:
         return "deleted", (f"{last.name} was deleted; all its processes have ended",)
     if last.outcome is Outcome.GOING_ON:
@@ -302,7 +302,7 @@ def _for_this_machine(request: RunRequest) -> tuple[dict[str, Any], bool]:
     return raw, starts_over
 
 
-def _results(cluster: LocalCluster, job: TrainJob, last: JobView) -> Results:
+def _results(request: RunRequest, cluster: LocalCluster, job: TrainJob, last: JobView) -> Results:
     pods = {replica.name: replica.pod for replica in last.replicas if replica.pod}
     first = last.status.first_failure
     if first is not None and first.rank and first.pod:
@@ -315,9 +315,12 @@ def _results(cluster: LocalCluster, job: TrainJob, last: JobView) -> Results:
         results = Results(output=shown_path(cluster.output_root))
         with suppress(OSError):  # the job has ended as it has
             results = results_in(cluster.output_root)
+        if _is_in_bucket(request) and last.checkpoint_step is not None:
+            results = replace(results, checkpoints=f"{output_uri(job)}/checkpoints")
         return replace(results, tails=tails)
-    known = last.checkpoint_step is not None
-    return Results(output=root_folder(job), has_checkpoints=known, has_events=known, tails=tails)
+    known, output = last.checkpoint_step is not None, root_folder(job)
+    checkpoints = f"{output}/checkpoints" if known else ""
+    return Results(output=output, checkpoints=checkpoints, has_events=known, tails=tails)
 
 
 # The time after Ctrl-C in which replicas can save a checkpoint; a second Ctrl-C kills them at once.

@@ -339,8 +339,9 @@ class Results:
     """Where the output and the logs of a job are, in the form that is shown.
 
     Attributes:
-        output: the job's output folder, or its `gs://` address.
+        output: the job's output folder, or in a cluster its address in a bucket.
         models: the models that lie in it, in its own folder `model` or by the script, relative to it.
+        checkpoints: where they are; empty if there are none.
         has_events: whether it has event files for TensorBoard.
         logs: the log file of each replica, or the command that prints its log; by replica.
         tails: the last lines of each pod's log, by pod.
@@ -351,7 +352,7 @@ class Results:
 
     output: str
     models: tuple[str, ...] = ()
-    has_checkpoints: bool = False
+    checkpoints: str = ""
     has_events: bool = False
     logs: Mapping[str, str] = field(default_factory=dict)
     tails: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -367,10 +368,10 @@ def results_on_cluster(job: JobView) -> Results:
     role, _, index = failed.rpartition("-")
     command = f"trainjob logs {job.name} -n {job.namespace} --role {role} --index {index}"
     path = job.status.output.path if job.status.output else ""
-    has_any = bool(path) and job.checkpoint_step is not None
+    checkpoints = f"{path}/checkpoints" if path and job.checkpoint_step is not None else ""
     # Whether the script has left a model isn't known here.
     copy = f"trainjob cp {job.name}: ./{job.name} -n {job.namespace}" if path else ""
-    return Results(output=path, has_checkpoints=has_any, logs={failed: command}, advice=ON_CLUSTER, copy=copy)
+    return Results(output=path, checkpoints=checkpoints, logs={failed: command}, advice=ON_CLUSTER, copy=copy)
 
 
 def results_of(job: JobView) -> Results:
@@ -415,7 +416,8 @@ def describe_end(job: JobView, results: Results) -> tuple[str, ...]:
 def describe_interruption(job: JobView, results: Results) -> tuple[str, ...]:
     """Return the lines for a run that was interrupted."""
     step = job.checkpoint_step
-    kept = f" The checkpoint of step {step} is kept in {results.output}/checkpoints." if step else ""
+    place = results.checkpoints or f"{results.output}/checkpoints"
+    kept = f" The checkpoint of step {step} is kept in {place}." if step else ""
     if results.starts_over:
         again = "this command starts over each time, in a new folder"
     else:
@@ -443,7 +445,7 @@ def _success(job: JobView, results: Results) -> Iterator[str]:
     yield from _evaluation(job, results)
     left = {
         "model": _models(results),
-        "checkpoints": f"{results.output}/checkpoints" if results.has_checkpoints else "",
+        "checkpoints": results.checkpoints,
         "TensorBoard": f"tensorboard --logdir {results.output}" if results.has_events else "",
         "copy it here": results.copy,
     }

@@ -255,7 +255,9 @@ def results_in(folder: Path) -> Results:
     return Results(
         output=shown_path(folder),
         models=models_in(folder),
-        has_checkpoints=any(files_in(folder, "checkpoints/step-*")),
+        checkpoints=f"{shown_path(folder)}/checkpoints"
+        if any(files_in(folder, "checkpoints/step-*"))
+        else "",
         has_events=any(files_in(folder, "**/events.out.tfevents.*")),
         logs={replica: shown_path(paths[-1]) for replica, paths in log_files(folder).items()},
     )

@@ -309,13 +309,18 @@ def output_uri(job: TrainJob) -> str:
     return f"{uri.rstrip('/')}/{folder_name(job)}" if uri else ""
 
 
+def shown_output(job: TrainJob) -> str:
+    """Return where the output is, as people are told: its address in a bucket, or its folder in the pods."""
+    return output_uri(job) or root_folder(job)
+
+
 def reported_checkpoint(job: TrainJob) -> int | None:
     """Return the step of the newest reported checkpoint, if a new pod has to find it again.
 
     A volume that is deleted with its pod may be empty, and so may a folder other than the one in the report.
     """
     output, known = job.spec.output, job.status.output
-    if known is None or known.path != root_folder(job):
+    if known is None or known.path != shown_output(job):
         return None
     is_the_pods_own = output.empty_dir is not None or output.ephemeral is not None
     return None if is_the_pods_own else known.checkpoint_step

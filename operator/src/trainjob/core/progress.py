@@ -31,7 +31,7 @@ from trainjob.core.conditions import (
 )
 from trainjob.core.delays import time_left
 from trainjob.core.failure import checkpoint_step, reached_step, restarts_of, with_log
-from trainjob.core.names import LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica, leader, root_folder
+from trainjob.core.names import LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica, leader, shown_output
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.stragglers import straggler_fields
@@ -259,7 +259,7 @@ def _output(job: TrainJob, step: int, before: OutputStatus | None, now: datetime
     """Return what lies in the output; a checkpoint's time is that of the first report of its step."""
     is_known = before is not None and before.checkpoint_step == step
     since = before.checkpoint_time if before is not None and is_known else None
-    return OutputStatus(path=root_folder(job), checkpoint_step=step, checkpoint_time=since or now)
+    return OutputStatus(path=shown_output(job), checkpoint_step=step, checkpoint_time=since or now)
 
 
 def _attempts(observed: Observed, status: TrainJobStatus) -> dict[str, object]:

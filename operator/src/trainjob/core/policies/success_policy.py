@@ -19,7 +19,7 @@ from trainjob.core.conditions import (
 )
 from trainjob.core.delays import RECHECK, soonest, start_delay, time_left
 from trainjob.core.failure import awaited_pods, describe_pod, end_due, is_unreachable, lost_nodes
-from trainjob.core.names import LABEL_RESTORED, Replica, finishing_roles, leader, root_folder
+from trainjob.core.names import LABEL_RESTORED, Replica, finishing_roles, leader, shown_output
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState, slow_start_left
 from trainjob.core.policies.startup_policy import describe_slow, describe_waiting
@@ -229,7 +229,7 @@ def _training_done(observed: Observed) -> str:
     if _had_finished(observed):
         return "training had finished before the job was restored from a backup"
     if report is not None and report.already_finished:
-        output = root_folder(observed.effective_job)
+        output = shown_output(observed.effective_job)
         return (
             f"training had already finished: the output {output} belongs to the same spec (to train again, "
             "set spec.output.resume: Never)"
