@@ -268,6 +268,8 @@ def test_a_namespace_without_a_claim_for_several_nodes_asks_for_an_output(
     code, shown = cluster_of("--image", "acme/tf:1", "--gpus", "0", "--job-output", "nfs:server:/jobs")
     assert (code, shown["all-reduce"][0]) == (0, "ok")
     assert call("doctor", "--gpus", "1").exit_code == 2
+    in_a_bucket = call("doctor", "--image", "acme/tf:1", "--gpus", "0", "--job-output", "s3://results")
+    assert (in_a_bucket.exit_code, "needs a volume" in in_a_bucket.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("gpus", [0, 2])

@@ -171,6 +171,15 @@ def test_a_training_is_killed_and_resumes_in_new_pods_from_the_bucket(server: Se
     assert any(name.startswith("logs/train/events.out.tfevents.") for name in kept)
 
 
+def test_a_key_may_end_with_the_line_break_of_its_file(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, f"{server.env[name]}\n")
+    ObjectStore(URI).put("a", b"content")
+    assert ObjectStore(URI).versions("").keys() == {"a"}
+
+
 @pytest.mark.parametrize(
     ("changes", "uri", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,14 @@ def test_an_index_that_cannot_be_read_is_one_sentence(text: str, said: str) -> N
     store.put(INDEX, text.encode())
     with pytest.raises(BucketError, match=said):
         bucket(store)
+
+
+def test_a_key_may_end_with_the_line_break_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    for name in names:
+        monkeypatch.setenv(name, "key\n")
+    ObjectStore("s3://bucket/folder")
+    assert [os.environ[name] for name in names] == ["key", "key"]
 
 
 def test_the_index_has_a_known_name() -> None:

@@ -102,6 +102,8 @@ def doctor(
         return
     if gpus is not None and image is None:
         raise click.UsageError("--gpus needs an --image with TensorFlow for its pods")
+    if "uri" in (job_output or {}):
+        raise click.UsageError("--job-output needs a volume: of a bucket nothing would be removed")
     # Slow to import, as a client of an API server is.
     from trainjob.client.doctor import Verdict, check_here  # noqa: PLC0415
     from trainjob.client.doctor_cluster import check_cluster  # noqa: PLC0415

@@ -473,6 +473,9 @@ class ObjectStore:
             raise BucketError(
                 errno.ENOPKG, f"{uri} needs obstore: pip install 'trainjob-trainer[bucket]' in the image"
             ) from None
+        # A Secret that was made of a file may end with its line break, which no header can have.
+        for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+            os.environ[name] = os.environ[name].strip()
         self._obstore: Any = obstore
         self._uri = uri
         try:
