@@ -28,8 +28,9 @@ _COMMENTS = {
     "spec.worker": "How many replicas train. minReplicas lets training continue with fewer.",
     "spec.evaluator": "One more replica scores each checkpoint, without GPUs; 0 for none.",
     "spec.output": "Where checkpoints, logs and the model go. On this machine: a folder below runs/.\n"
-    "On a cluster all replicas write there: a claim that exists (claimName), a new one (size: 10Gi), or\n"
-    "nfs: {{server: nfs.example.com, path: /exports/training}}. resume: Never starts over in a new folder.",
+    "On a cluster all replicas write there: a claim that exists (claimName), a new one (size: 10Gi),\n"
+    "nfs: {{server: nfs.example.com, path: /exports/training}}, or a bucket (uri: s3://results/training).\n"
+    "resume: Never starts over in a new folder.",
     "spec.template": "A pod template as in a Job; further volumes, node selectors and tolerations go here.",
     "spec.template.spec.securityContext": "The restricted Pod Security standard, with a user for images"
     " that run as root.",

@@ -335,8 +335,8 @@ def check_storage(classes: Found[Sequence[Manifest]], claims: Sequence[str], nam
         return Check("storage", OK, f"classes for several nodes: {', '.join(shared)}")
     known = ", ".join(f"{name} ({kind})" for name, kind in provisioners.items()) or "no storage class"
     remedy = (
-        "keep all replicas on one node, use --output nfs:SERVER:/FOLDER, or install a class for ReadWriteMany"
-        " (NFS, CephFS, EFS, Filestore, Azure Files)"
+        "keep all replicas on one node, use --output nfs:SERVER:/FOLDER or a bucket (--output s3://BUCKET/FOLDER),"
+        " or install a class for ReadWriteMany (NFS, CephFS, EFS, Filestore, Azure Files)"
     )
     return Check("storage", NOTE, f"no class is known to support several nodes: {known}", remedy)
 
