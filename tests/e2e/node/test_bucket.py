@@ -16,6 +16,7 @@ from testbed.waiting import until
 
 from support.cli.program import trainjob
 from support.kube.real_pods import describe, wait_for
+from trainjob import Job
 
 pytestmark = pytest.mark.nightly
 
@@ -108,8 +109,12 @@ def test_a_job_without_a_claim_survives_its_writer_and_its_results_are_read(
     assert installed.get("pvc", namespace=namespace)["items"] == []
     assert SECRET not in story + json.dumps(status) + run("logs", "digits")
 
-    run("cp", "digits:model", "model")
-    keras.models.load_model(tmp_path / "model" / "model.keras")
+    job = Job.attach("digits", namespace=namespace, kubeconfig=str(installed.kubeconfig))
+    keras.models.load_model(job.model(tmp_path / "model") / "model.keras")
+    scored = {row["step"]: row["val_accuracy"] for row in job.history() if "val_accuracy" in row}
+    assert scored[status["progress"]["step"]] == pytest.approx(
+        status["evaluation"]["metrics"]["accuracy"], abs=1e-4
+    )
     run("cp", "digits:checkpoints", "checkpoints")
     (newest,) = sorted((tmp_path / "checkpoints").glob("step-*"))[-1:]
     assert int(newest.name.removeprefix("step-")) == status["progress"]["step"]

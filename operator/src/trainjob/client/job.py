@@ -161,7 +161,7 @@ class AsyncJob:
         """Copy the trained model into the new folder `to`, and return its path.
 
         `keras.saving.load_model(job.model("./model") / "model.keras")` loads it. In a cluster a pod that
-        lives as long as the call mounts the job's output read-only, and sends the files.
+        lives as long as the call reads the job's output, and sends the files.
 
         Raises:
             ClusterProblem: it has left no model, or its output can't be read.

@@ -218,6 +218,11 @@ class CheckpointStore:
 
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that can be read whole; damaged ones are skipped with a warning."""
+        found = self.read_latest()
+        return found[0] if found else None
+
+    def read_latest(self) -> tuple[Checkpoint, HostGroups] | None:
+        """Return what `latest` returns, and everything that it holds."""
         seen: Listing | None = None
         while True:
             listed = self._listed()
@@ -235,7 +240,7 @@ class CheckpointStore:
 
     def checked(self, step: int) -> Checkpoint:
         """Return a step's checkpoint after reading all of it; CheckpointUnreadable if absent or damaged."""
-        return self._newest_whole(step, self._names_of(step))
+        return self._newest_whole(step, self._names_of(step))[0]
 
     def at(self, step: int) -> Checkpoint:
         """Return a step's checkpoint by its manifest alone; CheckpointUnreadable if absent or damaged."""
@@ -355,7 +360,7 @@ class CheckpointStore:
     def _is_damaged(self, step: int, names: Sequence[str]) -> bool:
         """Return whether it exists and is damaged; raises StorageUnavailable if it is whole."""
         try:
-            late = self._newest_whole(step, names)
+            late, _ = self._newest_whole(step, names)
         except CheckpointUnreadable:
             return self._is_any_there(names)
         self._publisher.check()
@@ -436,19 +441,18 @@ class CheckpointStore:
                 return folder
         raise AssertionError
 
-    def _newest_whole(self, step: int, names: Sequence[str]) -> Checkpoint:
+    def _newest_whole(self, step: int, names: Sequence[str]) -> tuple[Checkpoint, HostGroups]:
         return self._first(step, names, self._whole)
 
-    def _first(self, step: int, names: Sequence[str], read: Callable[[int, Path], Checkpoint]) -> Checkpoint:
+    def _first(self, step: int, names: Sequence[str], read: Callable[[int, Path], T]) -> T:
         for name in names[:-1]:
             with contextlib.suppress(CheckpointUnreadable):
                 return read(step, self.directory / name)
         return read(step, self.directory / names[-1])
 
-    def _whole(self, step: int, folder: Path) -> Checkpoint:
+    def _whole(self, step: int, folder: Path) -> tuple[Checkpoint, HostGroups]:
         checkpoint = self._by_manifest(step, folder)
-        self.read(checkpoint)
-        return checkpoint
+        return checkpoint, self.read(checkpoint)
 
     def _by_manifest(self, step: int, folder: Path) -> Checkpoint:
         manifest = self._read(folder, lambda: read_manifest(folder, self.files))

@@ -134,17 +134,18 @@ def load_checkpoint(model: Any, path: str | Path) -> int:
         )
     folder = Path(path)
     store, one = CheckpointStore(folder), re.fullmatch(r"step-(\d+)(\.\d+)?", folder.name)
-    found = Checkpoint(int(one[1]), 0, "", folder, 0.0) if one else store.latest()
+    step = Checkpoint(int(one[1]), 0, "", folder, 0.0) if one else None
+    found = (step, store.read(step)) if step else store.read_latest()
     if found is None:
         raise CheckpointUnreadable(f"{folder} holds no whole checkpoint")
-    host = store.read(found)
+    newest, host = found
     further = further_groups(model)
     groups = {
         **variable_groups(model, with_optimizer=model.compiled),
         **{name: variables for name, variables in further.items() if model.compiled and name in host},
     }
     assign(groups, host)
-    return found.step
+    return newest.step
 
 
 # Batch normalization with several workers.

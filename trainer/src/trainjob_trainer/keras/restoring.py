@@ -138,8 +138,8 @@ def _decide(session: Session, call: FitCall, identity: Identity) -> _Decision:
     found = None if record.number else trainings.find(identity, environment.reported_checkpoint)
     number, final = found.number if found else record.number, trainings.root.final()
     store = trainings.store(number)
-    newest = store.latest() if number else None
-    read = (newest, store.read(newest)) if newest else None
+    read = store.read_latest() if number else None
+    newest = read[0] if read else None
     state = FitState.from_groups(read[1]) if read else None
     plan = choose_plan(
         state,
