@@ -19,6 +19,7 @@ from testbed.ports import free_ports
 from testbed.programs import program
 from testbed.waiting import until
 
+from support.cli.program import trainjob
 from support.trainer.checkpoints import final_variables
 from support.trainer.processes import WorkerGroup
 from trainjob.client.doctor import BucketTrial, try_bucket
@@ -55,6 +56,9 @@ class Server:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(words, env={**os.environ, **keys}, stdout=log, stderr=log)
         until(self._answers, what="versitygw", seconds=30)
+
+    def make_bucket(self, name: str) -> None:
+        (self._folder / name).mkdir()
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -169,6 +173,24 @@ def test_a_training_is_killed_and_resumes_in_new_pods_from_the_bucket(server: Se
     kept = set(ObjectStore(uri).versions(""))
     assert {"logs/history.jsonl", "evaluator/evaluations.jsonl"} <= kept
     assert any(name.startswith("logs/train/events.out.tfevents.") for name in kept)
+
+
+def test_a_script_without_keras_is_complete_once_its_files_are_in_the_bucket(
+    server: Server, tmp_path: Path
+) -> None:
+    """Its agent finds out at the end that there is no bucket, and waits for one."""
+    write = "import os, pathlib; pathlib.Path(os.environ['TRAINJOB_OUTPUT_DIR'], 'a.txt').write_text('here')"
+    (tmp_path / "plain.py").write_text(write)
+    making = threading.Timer(8.0, server.make_bucket, ["later"])
+    making.start()
+    run = ("run", "plain.py", "--no-evaluator", "--plain", "--output", "s3://later")
+    done = trainjob(*run, cwd=tmp_path, env=server.env)
+    making.join()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The specified bucket does not exist. (NoSuchBucket)" in done.stdout + done.stderr
+    found = ObjectStore("s3://later/plain").get("a.txt")
+    assert found is not None
+    assert found[0] == b"here"
 
 
 def test_a_key_may_end_with_the_line_break_of_its_file(

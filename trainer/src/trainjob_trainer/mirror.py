@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainjob_trainer.agent.ending import mark_finished
+from trainjob_trainer.agent.ending import FENCED, SENT, mark_finished
 from trainjob_trainer.atomic_file import TEMPORARY, write_atomically
 from trainjob_trainer.checkpoint.bucket import Objects, ObjectStore, build_files
 from trainjob_trainer.contract.files import find_link
@@ -183,11 +183,12 @@ def main() -> None:
         else:
             mirror.push()
     except Fenced as error:
+        print(FENCED)
         print(error, file=sys.stderr)
-        sys.exit(int(error.exit_code))
     except OSError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)
+        print(error.strerror or error, file=sys.stderr)
+    else:
+        print(SENT)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import json
 import os
 import re
@@ -22,13 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.atomic_file import TEMPORARY, write_atomically
-from trainjob_trainer.contract.exits import ExitCode
 from trainjob_trainer.contract.files import FINAL
 from trainjob_trainer.errors import Fenced
 
 _CHECKPOINT = re.compile(r"step-(\d{8,})(?:\.[1-9]\d*)?")
 _LARGEST = 1 << 20
 _CLAIM = re.compile(r"\.claim-(\d+)\.(\d+)-([0-9a-f]{8})")
+
+
+SENT, FENCED = "sent", "fenced"
+"""What `mirror.py` as a program prints at its end."""
 
 
 def mark_finished(
@@ -113,18 +115,20 @@ class _LocalFiles:
 def _have_mirror_finish(env: Mapping[str, str], generation: str, step: object) -> None:
     words = [generation, *([str(step)] if isinstance(step, int) else [])]
     package = Path(__file__).parents[1]
+    # Its word counts, not its exit code: the agent waits for all children of the container, and `subprocess`
+    # takes one that another has waited for as one that has exited with 0.
     done = subprocess.run(
         [sys.executable, "-m", f"{package.name}.mirror", *words],
         env={**{k: v for k, v in env.items() if k != "TRAINJOB_PID"}, "PYTHONPATH": str(package.parent)},
         stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         check=False,
     )
-    said = done.stderr.decode(errors="replace").strip()
-    if done.returncode == ExitCode.FENCED:
+    outcome, said = (text.decode(errors="replace").strip() for text in (done.stdout, done.stderr))
+    if outcome == FENCED:
         raise Fenced(said)
-    if done.returncode:
-        raise OSError(errno.EIO, said or f"the last files can't be sent (exit code {done.returncode})")
+    if outcome != SENT:
+        raise OSError(said.splitlines()[-1] if said else "the program that sends the last files was killed")
 
 
 # In a pod without an agent.
