@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,7 +42,8 @@ class Server:
     def __init__(self, folder: Path) -> None:
         (self.port,) = free_ports(1)
         self._folder, self._log = folder / "buckets", folder / "log"
-        (self._folder / "results").mkdir(parents=True)
+        self.bucket = self._folder / "results"
+        self.bucket.mkdir(parents=True)
         self.env = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": "key",
@@ -56,9 +58,6 @@ class Server:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(words, env={**os.environ, **keys}, stdout=log, stderr=log)
         until(self._answers, what="versitygw", seconds=30)
-
-    def make_bucket(self, name: str) -> None:
-        (self._folder / name).mkdir()
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -178,19 +177,44 @@ def test_a_training_is_killed_and_resumes_in_new_pods_from_the_bucket(server: Se
 def test_a_script_without_keras_is_complete_once_its_files_are_in_the_bucket(
     server: Server, tmp_path: Path
 ) -> None:
-    """Its agent finds out at the end that there is no bucket, and waits for one."""
-    write = "import os, pathlib; pathlib.Path(os.environ['TRAINJOB_OUTPUT_DIR'], 'a.txt').write_text('here')"
-    (tmp_path / "plain.py").write_text(write)
-    making = threading.Timer(8.0, server.make_bucket, ["later"])
-    making.start()
-    run = ("run", "plain.py", "--no-evaluator", "--plain", "--output", "s3://later")
-    done = trainjob(*run, cwd=tmp_path, env=server.env)
-    making.join()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "The specified bucket does not exist. (NoSuchBucket)" in done.stdout + done.stderr
-    found = ObjectStore("s3://later/plain").get("a.txt")
+    """The bucket is away when it ends, so its agent waits."""
+    away = tmp_path / "away"
+    script = f"""
+import os, pathlib
+print("found", sorted(os.listdir(os.environ["TRAINJOB_OUTPUT_DIR"])))
+pathlib.Path(os.environ["TRAINJOB_OUTPUT_DIR"], "a.txt").write_text("here")
+os.rename({str(server.bucket)!r}, {str(away)!r})
+"""
+
+    def bring_back() -> None:
+        until(away.exists, what="the end of the script", seconds=60)
+        time.sleep(6.0)
+        away.rename(server.bucket)
+
+    (tmp_path / "plain.py").write_text(script)
+    ObjectStore("s3://results/plain").put("earlier.txt", b"of an earlier start")
+    with ThreadPoolExecutor(1) as pool:
+        back = pool.submit(bring_back)
+        run = ("run", "plain.py", "--no-evaluator", "--plain", "--output", "s3://results")
+        done = trainjob(*run, cwd=tmp_path, env=server.env)
+        back.result()
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "earlier.txt" in said
+    assert "the output can't say so: s3://results/plain" in said
+    found = ObjectStore("s3://results/plain").get("a.txt")
     assert found is not None
     assert found[0] == b"here"
+
+
+def test_a_script_is_not_started_without_its_bucket(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("print('started')")
+    run = ("run", "plain.py", "--no-evaluator", "--plain", "--output", "s3://elsewhere")
+    done = trainjob(*run, cwd=tmp_path, env=server.env)
+    assert done.returncode == 1
+    assert "(exit code 82: cannot write" in done.stderr + done.stdout
+    assert "s3://elsewhere/plain: The specified bucket does not exist." in done.stderr + done.stdout
+    assert "started\n" not in done.stdout
 
 
 def test_a_key_may_end_with_the_line_break_of_its_file(

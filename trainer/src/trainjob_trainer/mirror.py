@@ -1,14 +1,13 @@
 """The files of a pod's output folder, kept in a bucket: all but checkpoints (`checkpoint/bucket.py`).
 
 What a script, Keras and TensorBoard write is written into a folder of the pod. The writer and the evaluator
-send what has changed every few seconds. When such a process has exited with 0, its agent starts this module
-as a program, which sends the rest before it marks training as finished.
+send what has changed every few seconds. When such a process has exited with 0, its agent has `finish` send
+the rest before it marks training as finished.
 
 *At each start the folder of every replica is what the bucket has*: a script that looks for a file of an
-earlier start finds the same on all replicas, as in a shared folder. The writer sends nothing before all have
+earlier start finds the same on all replicas, as in a shared folder. The agent has `become` fetch it before
+the command runs; a warm standby fetches it when it is activated. The writer sends nothing before all have
 come to their first step.
-
-    python -m trainjob_trainer.mirror GENERATION [STEP]
 """
 
 from __future__ import annotations
@@ -19,15 +18,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from trainjob_trainer.agent.ending import FENCED, SENT, mark_finished
 from trainjob_trainer.atomic_file import TEMPORARY, write_atomically
 from trainjob_trainer.checkpoint.bucket import Objects, ObjectStore, build_files
+from trainjob_trainer.checkpoint.files import Patience
 from trainjob_trainer.contract.files import find_link
+from trainjob_trainer.contract.processes import execute
+from trainjob_trainer.edge import leave
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import Fenced, InvalidConfiguration, OutputTaken, TrainerError
+from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.task import Task
 
 SECONDS = 10.0
@@ -170,9 +173,28 @@ def _build(environment: Environment) -> Mirror:
     return Mirror(environment.output_dir, ObjectStore(environment.output_uri), environment.attempt)
 
 
-def main() -> None:
-    """Send what a process has left that has exited with 0; if it is the writer's, training has finished."""
-    generation, *step = sys.argv[1:]
+# Programs that the agent starts: it has the standard library alone.
+
+
+def become(command: Sequence[str]) -> None:
+    """Fetch the folder, and become a replica's command."""
+    # What this process imports isn't the script's doing.
+    env = {name: value for name, value in os.environ.items() if name != "TRAINJOB_PID"}
+    task = Task.from_environment(os.environ)
+    try:
+        environment = Environment.from_environment(os.environ, task)
+        Patience().write(lambda: pulled_mirror(environment), environment.output_dir)
+    except TrainerError as error:
+        leave(task, ProgressFile.from_environment(os.environ), error)
+    execute(command, env)
+
+
+def finish(words: Sequence[str]) -> None:
+    """Send what a process has left that has exited with 0; if it is the writer's, training has finished.
+
+    `words` are its generation, and the last step that it has reported, if any.
+    """
+    generation, *step = words
     task = Task.from_environment(os.environ)
     environment = Environment.from_environment(os.environ, task)
     try:
@@ -189,7 +211,3 @@ def main() -> None:
         print(error.strerror or error, file=sys.stderr)
     else:
         print(SENT)
-
-
-if __name__ == "__main__":
-    main()

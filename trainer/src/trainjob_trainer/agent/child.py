@@ -180,7 +180,8 @@ class Child:
 
     While it is open it waits for every child of this process, adopted ones included. It calls `changed` in
     the event loop when `exit` or `report` may have changed. A start waits until `tf_port` is free.
-    `code` comes before the folders of the variable PYTHONPATH.
+    `code` comes before the folders of the variable PYTHONPATH. `first` is a program that becomes the command,
+    which it has as its arguments; a warm standby has begun without it.
     """
 
     def __init__(
@@ -193,8 +194,10 @@ class Child:
         changed: Callable[[], None],
         standby: bool = False,
         code: Path | None = None,
+        first: Sequence[str] = (),
     ) -> None:
         self._command = list(command)
+        self._first = list(first)
         self._env = {name: value for name, value in env.items() if name not in _NOT_PASSED_ON}
         self._threads = thread_variables(self._env)
         self._progress_file = state_dir / "progress.json"
@@ -317,7 +320,8 @@ class Child:
         log.begin()
         try:
             with open(os.devnull, "rb") as nothing:  # noqa: PTH123
-                pid = spawn(self._command, self._variables, stdin=nothing.fileno(), output=log.writer)
+                words = self._first + self._command
+                pid = spawn(words, self._variables, stdin=nothing.fileno(), output=log.writer)
         finally:
             log.close_writer()
         self._reaper.expect(pid, ended)

@@ -112,14 +112,21 @@ class _LocalFiles:
         source.replace(target)
 
 
+def mirror_command(function: str) -> list[str]:
+    """Return a program that calls a function of `mirror.py`, which needs more than the standard library."""
+    package = Path(__file__).parents[1]
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); from {package.name}.mirror import {function}"
+    return [sys.executable, "-c", f"{code}; {function}(sys.argv[2:])", str(package.parent)]
+
+
 def _have_mirror_finish(env: Mapping[str, str], generation: str, step: object) -> None:
     words = [generation, *([str(step)] if isinstance(step, int) else [])]
-    package = Path(__file__).parents[1]
     # Its word counts, not its exit code: the agent waits for all children of the container, and `subprocess`
     # takes one that another has waited for as one that has exited with 0.
     done = subprocess.run(
-        [sys.executable, "-m", f"{package.name}.mirror", *words],
-        env={**{k: v for k, v in env.items() if k != "TRAINJOB_PID"}, "PYTHONPATH": str(package.parent)},
+        [*mirror_command("finish"), *words],
+        # It isn't the script's own, and an image may have another version of the library on PYTHONPATH.
+        env={name: value for name, value in env.items() if name not in ("TRAINJOB_PID", "PYTHONPATH")},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainjob_trainer.agent.child import Child
+from trainjob_trainer.agent.ending import mirror_command
 from trainjob_trainer.agent.leader import Leader
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.replica_agent import Departure, ReplicaAgent
@@ -206,6 +207,7 @@ async def run_agent(settings: Settings) -> int:
             changed=changed,
             standby=settings.warm_standby,
             code=settings.code.folder if settings.code else None,
+            first=mirror_command("become") if settings.env.get("TRAINJOB_OUTPUT_URI") else (),
         ),
     )
     role = _Leading(agent) if settings.task.is_writer else _Following(agent)

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -160,17 +160,26 @@ def _become(command: Sequence[str], env: Mapping[str, str], stdin: int, output: 
         if os.getppid() != starter:
             os._exit(128 + signal.SIGKILL)
         signal.set_wakeup_fd(-1)
+        _keep_only(stdin, output)
+        execute(command, env)
+    finally:
+        os._exit(NOT_EXECUTABLE)
+
+
+def execute(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Turn this process into a program from the PATH of `env`, with the signal handlers that it expects.
+
+    If it can't be executed, it ends with 126 or 127 after a line on its output.
+    """
+    try:
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)) or number in _IGNORED_BY_PYTHON:
                 signal.signal(number, signal.SIG_DFL)
-        _keep_only(stdin, output)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvpe(command[0], list(command), dict(env))  # noqa: S606 - the user's command
     except OSError as error:
         _explain(command[0], error)
         os._exit(NOT_FOUND if error.errno in (errno.ENOENT, errno.ENOTDIR) else NOT_EXECUTABLE)
-    finally:
-        os._exit(NOT_EXECUTABLE)
 
 
 def _keep_only(stdin: int, output: int) -> None:
