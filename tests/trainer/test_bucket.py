@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from obstore.store import MemoryStore
 
+from support.trainer.google_storage import GoogleStorage
 from trainjob_trainer.checkpoint import bucket as module
 from trainjob_trainer.checkpoint.bucket import BLOBS, INDEX, BucketError, BucketFiles, Changed, ObjectStore
 from trainjob_trainer.checkpoint.fence import Fence
@@ -259,8 +261,98 @@ def test_what_cannot_succeed_later_is_no_outage(tmp_path: Path) -> None:
         )
     assert caught.value.errno == errno.EINVAL
     folder = ObjectStore(tmp_path.as_uri())
-    version = folder.put("key", b"1")
+    version = folder.put_if("key", b"1", "")
     assert number_of(lambda: folder.put_if("key", b"2", version)) == errno.EINVAL
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "number"),
+    [
+        ("AlreadyExistsError", "BlobAlreadyExists", None),
+        ("AlreadyExistsError", "ConditionalRequestConflict", None),
+        ("AlreadyExistsError", "BlobImmutableDueToPolicy", errno.EINVAL),
+        ("AlreadyExistsError", "ContainerBeingDeleted", errno.EINVAL),
+        ("PreconditionError", "PreconditionFailed", None),
+        ("PreconditionError", "ConditionNotMet", None),
+        ("PreconditionError", "LeaseIdMissing", errno.EIO),
+    ],
+)
+def test_only_a_condition_that_does_not_hold_is_a_change(
+    monkeypatch: pytest.MonkeyPatch, kind: str, code: str, number: int | None
+) -> None:
+    """The answers of S3, Google and Azure; those of Azure have three lines."""
+    store = ObjectStore("memory:///")
+    status = "409 Conflict" if kind == "AlreadyExistsError" else "412 Precondition Failed"
+
+    def put(*_args: object, **_options: object) -> None:
+        raise getattr(store._obstore.exceptions, kind)(
+            f"Server returned non-2xx status code: {status}: <?xml version='1.0'?><Error><Code>{code}</Code>"
+            "<Message>It can't be written.\nRequestId:1\nTime:2026-11-28T12:00:00Z</Message></Error>"
+        )
+
+    monkeypatch.setattr(store._obstore, "put", put)
+    with pytest.raises(Changed if number is None else BucketError) as caught:
+        store.put_if("key", b"", "")
+    if number is not None:
+        assert isinstance(caught.value, BucketError)
+        assert (caught.value.errno, caught.value.strerror) == (
+            number,
+            f"memory:///: It can't be written. ({code})",
+        )
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleStorage]:
+    with GoogleStorage() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", server.account)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield server
+        server.shutdown()
+
+
+def test_google_tells_writers_from_each_other_by_generations(google: GoogleStorage) -> None:
+    """A copy of an object, such as one of another storage class, has another generation, and the same tag."""
+    store = ObjectStore("gs://results/digits")
+    files = bucket(store)
+    google.put(f"digits/{INDEX}", google.objects[f"digits/{INDEX}"][0])
+    files.create_folder(ROOT / "a")
+    with pytest.raises(Changed):
+        store.put_if(INDEX, b"", "")
+    found = store.get(INDEX)
+    assert found is not None
+    assert store.get(INDEX, found[1]) is None
+    store.put_if(INDEX, found[0], found[1])
+    with pytest.raises(Changed):
+        store.put_if(INDEX, found[0], found[1])
+    assert files.names(ROOT) == ["a"]
+
+
+def test_a_list_of_google_says_which_objects_have_changed(google: GoogleStorage, tmp_path: Path) -> None:
+    store = ObjectStore("gs://results/digits")
+    put = store.put("key", b"content")
+    assert store.versions("") == {"key": put}
+    assert store.fetch("key", tmp_path / "file") == put
+    assert (tmp_path / "file").read_bytes() == b"content"
+    google.put("digits/key", b"another")
+    assert store.versions("") != {"key": put}
+    assert module._tag({"e_tag": '"0x8D"'}) == module._tag({"e_tag": "0x8D"})  # Azure's put, and its list
+
+
+def test_an_object_that_is_gone_keeps_no_others(google: GoogleStorage) -> None:
+    store = ObjectStore("gs://results/digits")
+    for number in range(20):
+        google.put(f"digits/{number}", b"")
+    store.delete(["gone", *map(str, range(20))])
+    assert not google.objects
+
+
+def test_google_allows_one_change_of_an_object_a_second(google: GoogleStorage) -> None:
+    google.interval = 1.0
+    store = ObjectStore("gs://results/digits")
+    store.put("key", b"1")
+    store.put("key", b"2")
+    assert google.objects["digits/key"][0] == b"2"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,8 @@ class Changed(Exception):
 class Objects(Protocol):
     """The objects of a bucket below a prefix.
 
+    A version is for conditions. A tag is what a list has of it: another one if the content has changed.
+
     All methods raise OSError, with the number of what is wrong, if the bucket can't be used or is away.
     """
 
@@ -68,19 +70,19 @@ class Objects(Protocol):
         """Return an object and its version; None if that is `known`. FileNotFoundError: there is none."""
 
     def put(self, key: str, content: bytes | Path) -> str:
-        """Write an object, from memory or from a file, and return its version."""
+        """Write an object, from memory or from a file, and return its tag."""
 
     def put_if(self, key: str, data: bytes, version: str) -> str:
         """Replace this version of an object, or create it (""), and return the new version; or `Changed`."""
 
     def fetch(self, key: str, path: Path) -> str:
-        """Write an object into a new file, and return its version. FileNotFoundError: there is none."""
+        """Write an object into a new file, and return its tag. FileNotFoundError: there is none."""
 
     def delete(self, keys: list[str]) -> None:
         """Delete objects; those that aren't there are fine."""
 
     def versions(self, prefix: str) -> dict[str, str]:
-        """Return the versions of all objects whose keys have this prefix."""
+        """Return the tags of all objects whose keys have this prefix."""
 
 
 @dataclass
@@ -367,6 +369,7 @@ class BucketFiles(Files):
                 try:
                     self._version = self._objects.put_if(INDEX, after.to_json(), self._version)
                 except Changed:
+                    self._version = ""  # GCS: a copy has another generation, and the known entity tag
                     continue
                 except OSError as error:
                     failure = error
@@ -438,14 +441,21 @@ PART = 8 << 20
 PARTS_AT_ONCE = 4
 _CLIENT = {"connect_timeout": "5s", "timeout": "60s", "allow_http": True}
 """HTTP is used only with an endpoint that says so."""
-_RETRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
-"""Few: what lasts longer is waited for where the job's status says so."""
-_SAID = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<]*)")
-"""In a text of obstore: what the store has answered."""
+_RETRIES = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=20),
+    "backoff": {"init_backoff": timedelta(seconds=0.5), "max_backoff": timedelta(seconds=5), "base": 2.0},
+}
+"""Few: what lasts longer is waited for where the job's status says so. They take a second, since GCS answers
+429 to a second change of an object within one."""
+_SAID = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<\n]*)")
+"""In a text of obstore: what the store has answered. Azure adds lines with the request's number."""
+_BLOCKED = re.compile("<Code>(?:BlobImmutable|Container|Lease)")
+"""Azure's answers 409 and 412 for a policy, a lease or a container: the object hasn't changed."""
 _MISSING = ("NoSuchKey", "BlobNotFound", None)
 """Answers of S3 and GCS, and of Azure, for an object alone; None if the answer has no text."""
 _REFUSED = re.compile(
-    r"status code: (?:3\d\d|4(?!08|25|29)\d\d)\b|redirect without LOCATION|must be specified|Unable to"
+    r"status code: (?:3\d\d|4(?!08|12|25|29)\d\d)\b|redirect without LOCATION|must be specified|Unable to"
 )
 """In such a text: the same request can't succeed later either."""
 
@@ -499,7 +509,7 @@ class ObjectStore:
         """See `Objects.put`; a file is read in parts, of which a few are in memory at once."""
         with self._explained():
             parts = {"chunk_size": PART, "max_concurrency": PARTS_AT_ONCE}
-            return _version(self._obstore.put(self._store, key, content, **parts))
+            return _tag(self._obstore.put(self._store, key, content, **parts))
 
     def put_if(self, key: str, data: bytes, version: str) -> str:
         """See `Objects.put_if`."""
@@ -508,7 +518,9 @@ class ObjectStore:
             try:
                 mode = json.loads(version) if version else "create"
                 return _version(self._obstore.put(self._store, key, data, mode=mode))
-            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+                if _BLOCKED.search(str(error)):
+                    raise
                 raise Changed from None
 
     def fetch(self, key: str, path: Path) -> str:
@@ -521,7 +533,7 @@ class ObjectStore:
                 parts = [(start, min(start + PART, size)) for start in range(0, size, PART)]
                 for _ in pool.map(lambda part: self._fetch_part(key, part, found["e_tag"], file), parts):
                     pass
-            return _version(found)
+            return _tag(found)
 
     def _fetch_part(self, key: str, part: tuple[int, int], tag: str, file: IO[bytes]) -> None:
         got = self._obstore.get(self._store, key, options={"range": part, "if_match": tag})
@@ -529,19 +541,25 @@ class ObjectStore:
 
     def delete(self, keys: list[str]) -> None:
         """See `Objects.delete`."""
-        with self._explained(), contextlib.suppress(FileNotFoundError):
-            self._obstore.delete(self._store, keys)
+        with self._explained():
+            try:
+                self._obstore.delete(self._store, keys)
+            except FileNotFoundError:  # GCS and Azure: one isn't there, and others may be left
+                for key in keys:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._obstore.delete(self._store, key)
 
     def versions(self, prefix: str) -> dict[str, str]:
         """See `Objects.versions`."""
         with self._explained():
             pages = self._obstore.list(self._store, prefix or None)
-            return {one["path"]: _version(one) for page in pages for one in page}
+            return {one["path"]: _tag(one) for page in pages for one in page}
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """Raise what obstore raises as an OSError with the number of its cause."""
         exceptions = self._obstore.exceptions
+        transient = (exceptions.GenericError, exceptions.PreconditionError)
         try:
             yield
         except (exceptions.BaseError, FileNotFoundError, NotImplementedError) as error:
@@ -554,7 +572,7 @@ class ObjectStore:
                 raise FileNotFoundError(errno.ENOENT, text) from error
             if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
                 number = errno.EACCES
-            elif not isinstance(error, exceptions.GenericError) or _REFUSED.search(str(error)):
+            elif not isinstance(error, transient) or _REFUSED.search(str(error)):
                 number = errno.EINVAL
             raise BucketError(number, text) from error
 
@@ -562,3 +580,8 @@ class ObjectStore:
 def _version(meta: Any) -> str:
     """Return an object's version as text: the entity tag, and on GCS the generation."""
     return json.dumps({name: meta[name] for name in ("e_tag", "version") if meta.get(name)})
+
+
+def _tag(meta: Any) -> str:
+    """Return an object's entity tag without its quotes, which a list of Azure doesn't have."""
+    return str(meta["e_tag"]).strip('"')
