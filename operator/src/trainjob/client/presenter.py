@@ -263,7 +263,8 @@ HERE = Advice(
         "InvalidConfiguration": "correct what the message names, and run the same command again",
         "OutputFinished": "start over in a new folder with --fresh, or ask for more epochs to continue from "
         "the end",
-        "OutputUnwritable": "make the output folder writable, or choose another one with --folder",
+        "OutputUnwritable": "make the output folder writable, or choose another one with --folder; for a bucket "
+        "see trainjob doctor --bucket URI",
         "OutputFull": "free some disk space, or choose another disk with --folder; the same command then "
         "continues",
         "StorageUnavailable": "check that the files or the server that the message names can be reached",
@@ -309,7 +310,8 @@ ON_CLUSTER = Advice(
         **_SAME_EVERYWHERE,
         "InvalidConfiguration": "correct what the message names, delete the job and submit it again",
         "OutputFinished": "ask for more epochs, or start over in a new folder with spec.output.resume: Never",
-        "OutputUnwritable": "let the pods write into the output: see their securityContext.fsGroup",
+        "OutputUnwritable": "let the pods write into the output: see their securityContext.fsGroup, or for a "
+        "bucket output.credentials",
         "OutputFull": "make room in the output's volume, or name a larger one in spec.output",
         "StorageUnavailable": "check that the pods can reach the volume or the server that the message names",
         "PortInUse": "another container of the pod uses port 2222 or 2223: the trainer needs these ports, "
