@@ -263,8 +263,8 @@ HERE = Advice(
         "InvalidConfiguration": "correct what the message names, and run the same command again",
         "OutputFinished": "start over in a new folder with --fresh, or ask for more epochs to continue from "
         "the end",
-        "OutputUnwritable": "make the output folder writable, or choose another one with --folder; for a bucket "
-        "see trainjob doctor --bucket URI",
+        "OutputUnwritable": "make the output folder writable, or choose another one with --folder; a bucket: "
+        "trainjob doctor --bucket URI",
         "OutputFull": "free some disk space, or choose another disk with --folder; the same command then "
         "continues",
         "StorageUnavailable": "check that the files or the server that the message names can be reached",
