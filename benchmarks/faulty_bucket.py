@@ -8,9 +8,9 @@ A share of the requests meets with one of these:
     torn     the same, in the midst of the answer if it has a body
     late     the connection is closed after two seconds, and the server does it up to ten seconds later
 
-`late` stands for a client's time-out, which is a minute and would make a run take hours. After a fault, the next
-request for the same thing fails with a chance of one half: else clients that try three times would hide nearly
-all of them.
+`late` stands for a client's time-out, which is a minute and would make a run take hours. After a fault, the
+next request for the same thing fails with a chance of one half: clients that try three times would otherwise
+hide nearly all of them.
 """
 
 from __future__ import annotations
@@ -98,21 +98,23 @@ class _Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         size = int(self.headers["Content-Length"] or 0)
         body = self.rfile.read(size)
+        if len(body) < size:  # the client has ended
+            self.close_connection = True
+            return
         kind, seconds = self.server.choose(self.command, self.path)
-        if len(body) < size or kind == "cut":
-            self.close_connection = True
-            return
-        if kind == "refused":
-            self._answer(503, [], b"", 0)
-            return
-        if kind == "late":
-            time.sleep(_SECONDS_OF_A_CLIENT)
-            self.close_connection = True
-            with contextlib.suppress(OSError):  # the client may have ended
-                self.connection.shutdown(socket.SHUT_RDWR)
-            time.sleep(seconds)
-        self._pass_on(kind, body)
-        self.server.settle(kind)
+        try:
+            if kind == "late":
+                time.sleep(_SECONDS_OF_A_CLIENT)
+                with contextlib.suppress(OSError):  # the client may have ended
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                time.sleep(seconds)
+            self.close_connection |= kind in ("cut", "lost", "torn", "late")
+            if kind == "refused":
+                self._answer(503, [], b"", 0)
+            elif kind != "cut":
+                self._pass_on(kind, body)
+        finally:
+            self.server.settle(kind)
 
     def _pass_on(self, kind: str, body: bytes) -> None:
         upstream = http.client.HTTPConnection("127.0.0.1", self.server.port)
@@ -124,12 +126,10 @@ class _Handler(BaseHTTPRequestHandler):
         answer = found.read()
         upstream.close()
         if kind in ("lost", "late") or (kind == "torn" and not answer):
-            self.close_connection = True
             return
         has_body = self.command != "HEAD" and found.status != 304
         size = len(answer) if has_body else int(found.headers["Content-Length"] or 0)
         if kind == "torn":
-            self.close_connection = True
             answer = answer[: len(answer) // 2]
         self._answer(found.status, found.getheaders(), answer, size)
 

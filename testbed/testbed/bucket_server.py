@@ -33,7 +33,7 @@ class BucketServer:
 
     def start(self) -> None:
         keys = {"ROOT_ACCESS_KEY": "key", "ROOT_SECRET_KEY": "a-long-secret"}
-        words = [program("versitygw"), "--port", f"127.0.0.1:{self.port}", "posix", self._folder]
+        words = [str(program("versitygw")), "--port", f"127.0.0.1:{self.port}", "posix", str(self._folder)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(words, env={**os.environ, **keys}, stdout=log, stderr=log)
         until(self._answers, what="versitygw", seconds=30)
