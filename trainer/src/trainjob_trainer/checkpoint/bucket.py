@@ -437,6 +437,8 @@ _CLIENT = {"connect_timeout": "5s", "timeout": "60s", "allow_http": True}
 """HTTP is used only with an endpoint that says so."""
 _RETRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 """Few: what lasts longer is waited for where the job's status says so."""
+_users: dict[str, int] = {}
+"""The first process that has made a request: those that are forked later don't have obstore's threads."""
 _SAID = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<]*)")
 """In a text of obstore: what the store has answered."""
 _MISSING = ("NoSuchKey", "BlobNotFound", None)
@@ -468,7 +470,7 @@ class ObjectStore:
         self._obstore: Any = obstore
         self._uri = uri
         try:
-            with self._explained():
+            with self._explained(is_request=False):
                 from_url: Any = store.from_url
                 self._store = from_url(uri, client_options=_CLIENT, retry_config=_RETRIES)
         except ValueError as error:
@@ -528,8 +530,14 @@ class ObjectStore:
             return {one["path"]: _version(one) for page in pages for one in page}
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, *, is_request: bool = True) -> Iterator[None]:
         """Raise what obstore raises as an OSError with the number of its cause."""
+        if is_request and _users.setdefault("first", os.getpid()) != os.getpid():
+            raise BucketError(
+                errno.EINVAL,
+                f"{self._uri} can't be used here: this process has been forked by one that had used it. "
+                'Start processes by "spawn" instead (multiprocessing.set_start_method)',
+            )
         exceptions = self._obstore.exceptions
         try:
             yield
