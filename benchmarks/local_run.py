@@ -28,7 +28,9 @@ class LocalRun(TrainingRun):
     def __init__(self, toy: Toy, folder: Path) -> None:
         """Start nothing yet; `folder` takes the output, the log and the stamps."""
         self.name = f"toy-{secrets.token_hex(4)}"
-        self.output = folder / "volumes" / CLAIM / self.name
+        self.uri = toy.uri and f"{toy.uri}/{self.name}"
+        # Of a bucket, what isn't a checkpoint is also there.
+        self.output = folder / "volumes" / ("output" if toy.uri else CLAIM) / self.name
         self.log, self.faults = folder / "log", folder / "faults"
         self._folder = folder
         self._stamps = folder / "stamps"

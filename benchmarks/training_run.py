@@ -34,6 +34,7 @@ class Toy:
         evaluator: whether there is one.
         disk_faults: the share of system calls on the run's files that fail, from 0 to 1.
         disk_seed: chooses which.
+        uri: the bucket's folder for the output of jobs; "" for a claim.
         spec: further fields of the job's spec.
     """
 
@@ -44,6 +45,7 @@ class Toy:
     evaluator: bool = False
     disk_faults: float = 0.0
     disk_seed: int = 0
+    uri: str = ""
     spec: Mapping[str, Any] | None = None
 
     def variables(self, stamps: str) -> list[dict[str, str]]:
@@ -66,7 +68,7 @@ class Toy:
             "spec": {
                 "worker": {"replicas": len(WORKERS)},
                 "evaluator": {"replicas": int(self.evaluator)},
-                "output": {"claim": {"claimName": CLAIM}},
+                "output": {"uri": self.uri} if self.uri else {"claim": {"claimName": CLAIM}},
                 "template": {"spec": pod},
                 **(self.spec or {}),
             },

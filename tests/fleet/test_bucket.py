@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from testbed.ports import free_ports
-from testbed.programs import program
+from testbed.bucket_server import BucketServer
 from testbed.waiting import until
 
 from support.cli.program import trainjob
@@ -36,41 +33,9 @@ URI = "s3://results/digits/checkpoints"
 SCRIPT = Path(__file__).parents[1] / "multiprocess" / "scripts" / "library_run.py"
 
 
-class Server:
-    """versitygw, which keeps the objects of a bucket as files."""
-
-    def __init__(self, folder: Path) -> None:
-        (self.port,) = free_ports(1)
-        self._folder, self._log = folder / "buckets", folder / "log"
-        self.bucket = self._folder / "results"
-        self.bucket.mkdir(parents=True)
-        self.env = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "a-long-secret",
-            "AWS_REGION": "us-east-1",
-            "NO_PROXY": "127.0.0.1",
-        }
-
-    def start(self) -> None:
-        keys = {"ROOT_ACCESS_KEY": "key", "ROOT_SECRET_KEY": "a-long-secret"}
-        words = [program("versitygw"), "--port", f"127.0.0.1:{self.port}", "posix", self._folder]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(words, env={**os.environ, **keys}, stdout=log, stderr=log)
-        until(self._answers, what="versitygw", seconds=30)
-
-    def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-
-    def _answers(self) -> bool:
-        with socket.socket() as client:
-            return client.connect_ex(("127.0.0.1", self.port)) == 0
-
-
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    one = Server(tmp_path)
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
+    one = BucketServer(tmp_path)
     one.start()
     for name, value in one.env.items():
         monkeypatch.setenv(name, value)
@@ -94,7 +59,7 @@ def step_in(store: CheckpointStore) -> float:
     return float(store.read(latest)["model"][0].value[0, 0])
 
 
-def test_of_sixteen_that_create_or_replace_an_object_one_wins(server: Server) -> None:
+def test_of_sixteen_that_create_or_replace_an_object_one_wins(server: BucketServer) -> None:
     del server
 
     def wins(version: str) -> bool:
@@ -111,7 +76,7 @@ def test_of_sixteen_that_create_or_replace_an_object_one_wins(server: Server) ->
         assert sum(pool.map(wins, [found[1]] * 16)) == 1
 
 
-def test_checkpoints_stay_when_the_next_start_takes_over(server: Server) -> None:
+def test_checkpoints_stay_when_the_next_start_takes_over(server: BucketServer) -> None:
     del server
     first, second, reader = open_store(1), open_store(2), open_store(None)
     assert reader.latest() is None
@@ -126,7 +91,7 @@ def test_checkpoints_stay_when_the_next_start_takes_over(server: Server) -> None
     assert (reader.steps(), step_in(reader)) == ([4, 5, 6], 6.0)
 
 
-def test_a_save_waits_for_a_server_that_is_away(server: Server) -> None:
+def test_a_save_waits_for_a_server_that_is_away(server: BucketServer) -> None:
     """Killed in the midst of an upload, with parts of it on its disk."""
     store = open_store(1)
     store.prepare()
@@ -142,7 +107,9 @@ def test_a_save_waits_for_a_server_that_is_away(server: Server) -> None:
     assert (store.steps(), step_in(store)) == ([1, 2], 2.0)
 
 
-def test_a_training_is_killed_and_resumes_in_new_pods_from_the_bucket(server: Server, tmp_path: Path) -> None:
+def test_a_training_is_killed_and_resumes_in_new_pods_from_the_bucket(
+    server: BucketServer, tmp_path: Path
+) -> None:
     """With two workers and an evaluator, none of which shares a folder with another."""
     del server
     uri = "s3://results/digits"
@@ -175,7 +142,7 @@ def test_a_training_is_killed_and_resumes_in_new_pods_from_the_bucket(server: Se
 
 
 def test_a_script_without_keras_is_complete_once_its_files_are_in_the_bucket(
-    server: Server, tmp_path: Path
+    server: BucketServer, tmp_path: Path
 ) -> None:
     """The bucket is away when it ends, so its agent waits."""
     away = tmp_path / "away"
@@ -207,7 +174,7 @@ os.rename({str(server.bucket)!r}, {str(away)!r})
     assert found[0] == b"here"
 
 
-def test_a_script_is_not_started_without_its_bucket(server: Server, tmp_path: Path) -> None:
+def test_a_script_is_not_started_without_its_bucket(server: BucketServer, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("print('started')")
     run = ("run", "plain.py", "--no-evaluator", "--plain", "--output", "s3://elsewhere")
     done = trainjob(*run, cwd=tmp_path, env=server.env)
@@ -218,7 +185,7 @@ def test_a_script_is_not_started_without_its_bucket(server: Server, tmp_path: Pa
 
 
 def test_a_key_may_end_with_the_line_break_of_its_file(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.setenv(name, f"{server.env[name]}\n")
@@ -237,7 +204,7 @@ def test_a_key_may_end_with_the_line_break_of_its_file(
     ids=["bucket", "secret", "key", "region"],
 )
 def test_what_is_set_wrong_is_one_sentence_at_the_start(
-    server: Server, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], uri: str, said: str
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], uri: str, said: str
 ) -> None:
     del server
     for name, value in changes.items():
@@ -250,7 +217,9 @@ def test_what_is_set_wrong_is_one_sentence_at_the_start(
     assert "\n" not in str(refused.value)
 
 
-def test_doctor_tries_a_bucket_and_leaves_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tries_a_bucket_and_leaves_nothing(
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     del server
     python = [sys.executable, "-P"]
     assert try_bucket(python, URI) == BucketTrial()

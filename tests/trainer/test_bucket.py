@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -224,6 +226,30 @@ def test_one_save_needs_few_requests() -> None:
     files._objects.meets = lambda what, is_done: writes.append(what) if not is_done else None  # type: ignore[attr-defined]
     store.save(2, 0, groups(2), "job")
     assert len(writes) == 6, writes
+
+
+def test_a_process_forked_from_one_that_has_used_the_bucket_gets_a_sentence() -> None:
+    """obstore's threads aren't in it: a request would never end."""
+    code = """
+import os
+from trainjob_trainer.checkpoint.bucket import BucketError, ObjectStore
+store = ObjectStore("memory:///")
+if not os.fork():  # before the first request it is fine
+    os._exit(store.put("a", b"") == "")
+assert os.wait()[1] == 0
+store.put("a", b"")
+if not os.fork():
+    try:
+        ObjectStore("memory:///").versions("")
+    except BucketError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "forked by one that had used it" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from trainjob_trainer import mirror as module
-from trainjob_trainer.checkpoint.bucket import BucketError, ObjectStore
+from trainjob_trainer.checkpoint.bucket import BucketError, Changed, ObjectStore
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.mirror import Mirror, pulled_mirror
@@ -28,6 +31,10 @@ class Memory(ObjectStore):
     def put(self, key: str, content: bytes | Path) -> str:
         self.sent.append(key)
         return super().put(key, content)
+
+    def put_if(self, key: str, data: bytes, version: str) -> str:
+        self.sent.append(key)
+        return super().put_if(key, data, version)
 
     def fetch(self, key: str, path: Path) -> str:
         self.fetched.append(key)
@@ -108,6 +115,53 @@ def test_other_keys_are_no_files_of_the_folder(tmp_path: Path, key: str) -> None
 @pytest.mark.parametrize("key", ["checkpoints.txt", "logs/replicas.txt", "model/evaluator/x"])
 def test_names_that_begin_alike_are_files_of_the_folder(tmp_path: Path, key: str) -> None:
     assert make(tmp_path, Memory())._is_part(key)
+
+
+class Late(Memory):
+    """A store whose first request that writes gets no answer; `arrive` is the moment at which it is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrive: Callable[[], object] | None = None
+
+    def put(self, key: str, content: bytes | Path) -> str:
+        data = content if isinstance(content, bytes) else content.read_bytes()
+        return self._request(lambda: super(Late, self).put(key, data))
+
+    def put_if(self, key: str, data: bytes, version: str) -> str:
+        return self._request(lambda: super(Late, self).put_if(key, data, version))
+
+    def _request(self, request: Callable[[], str]) -> str:
+        if self.arrive is None:
+            self.arrive = request
+            raise BucketError(errno.EIO, "timed out")
+        return request()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "sent before"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_sent_late_replaces_nothing_newer(tmp_path: Path, when: str, known: bool) -> None:
+    store = Late()
+    mirror = make(tmp_path, store)
+    if known:
+        store.arrive = lambda: None
+        write(tmp_path, logs__history_jsonl="0\n")
+        mirror.push()
+        store.arrive = None
+    write(tmp_path, logs__history_jsonl="0\n1\n")
+    with pytest.raises(BucketError, match="timed out"):
+        mirror.push()
+    write(tmp_path, logs__history_jsonl="0\n1\n2\n")
+    assert store.arrive is not None
+    if when == "before":
+        store.arrive()
+    mirror.push()
+    if when == "after":
+        with contextlib.suppress(Changed):
+            store.arrive()
+    found = store.get("logs/history.jsonl")
+    assert found is not None
+    assert found[0] == b"0\n1\n2\n"
 
 
 def test_a_link_is_not_written_through(tmp_path: Path) -> None:

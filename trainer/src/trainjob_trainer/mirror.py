@@ -13,6 +13,7 @@ come to their first step.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -23,7 +24,15 @@ from pathlib import Path
 
 from trainjob_trainer.agent.ending import FENCED, SENT, mark_finished
 from trainjob_trainer.atomic_file import TEMPORARY, write_atomically
-from trainjob_trainer.checkpoint.bucket import Objects, ObjectStore, build_files
+from trainjob_trainer.checkpoint.bucket import (
+    PART,
+    BucketError,
+    Changed,
+    Objects,
+    ObjectStore,
+    build_files,
+    tag_of,
+)
 from trainjob_trainer.checkpoint.files import Patience
 from trainjob_trainer.contract.files import find_link
 from trainjob_trainer.contract.processes import execute
@@ -35,6 +44,7 @@ from trainjob_trainer.task import Task
 
 SECONDS = 10.0
 """Between two looks for changed files."""
+_TRIES = 3
 _STATE = f"{TEMPORARY}sent.json"
 _EVENTS = "events.out.tfevents."
 """TensorBoard's files begin so; nobody reads earlier ones during training."""
@@ -58,6 +68,7 @@ class Mirror:
         self._objects = objects
         self._start = start
         self._lock = threading.Lock()
+        self._versions: dict[str, str] = {}
         self._pulled, self._sent = self._read_state()
 
     def pull(self) -> None:
@@ -96,11 +107,32 @@ class Mirror:
                 if self._sent.get(key, [None])[0] == stamp:
                     continue
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    self._sent[key] = [stamp, self._objects.put(key, self._folder / key)]
+                    self._sent[key] = [stamp, self._send(key)]
             if gone := [key for key in self._sent if key not in files]:
                 self._objects.delete(gone)
                 self._sent = {key: one for key, one in self._sent.items() if key in files}
             self._write_state()
+
+    def _send(self, key: str) -> str:
+        """Send a file, and return its tag.
+
+        A small one replaces only what is known to be there: a request that gets no answer may be done later,
+        even after the next one, and the file of a moment ago would then be the last one in the bucket.
+        """
+        path = self._folder / key
+        if path.stat().st_size > PART:
+            return self._objects.put(key, path)
+        data, version = path.read_bytes(), self._versions.get(key, "")
+        for _ in range(_TRIES):
+            try:
+                self._versions[key] = self._objects.put_if(key, data, version)
+                return tag_of(self._versions[key])
+            except (Changed, FileNotFoundError):  # an earlier try has been done, or it isn't known
+                version = ""
+                with contextlib.suppress(FileNotFoundError):
+                    found = self._objects.get(key)
+                    version = found[1] if found else ""
+        raise BucketError(errno.EAGAIN, f"{key} is changed by others all the time")
 
     def keep_pushing(self, may: Callable[[], bool]) -> None:
         """Send changes from now on, in a thread, at the times at which it `may`."""

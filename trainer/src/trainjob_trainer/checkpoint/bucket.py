@@ -452,6 +452,8 @@ _SAID = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<\n]*)")
 """In a text of obstore: what the store has answered. Azure adds lines with the request's number."""
 _BLOCKED = re.compile("<Code>(?:BlobImmutable|Container|Lease)")
 """Azure's answers 409 and 412 for a policy, a lease or a container: the object hasn't changed."""
+_users: dict[str, int] = {}
+"""The first process that has made a request: those that are forked later don't have obstore's threads."""
 _MISSING = ("NoSuchKey", "BlobNotFound", None)
 """Answers of S3 and GCS, and of Azure, for an object alone; None if the answer has no text."""
 _REFUSED = re.compile(
@@ -489,7 +491,7 @@ class ObjectStore:
         self._obstore: Any = obstore
         self._uri = uri
         try:
-            with self._explained():
+            with self._explained(is_request=False):
                 from_url: Any = store.from_url
                 self._store = from_url(uri, client_options=_CLIENT, retry_config=_RETRIES)
         except ValueError as error:
@@ -556,8 +558,14 @@ class ObjectStore:
             return {one["path"]: _tag(one) for page in pages for one in page}
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, *, is_request: bool = True) -> Iterator[None]:
         """Raise what obstore raises as an OSError with the number of its cause."""
+        if is_request and _users.setdefault("first", os.getpid()) != os.getpid():
+            raise BucketError(
+                errno.EINVAL,
+                f"{self._uri} can't be used here: this process has been forked by one that had used it. "
+                'Start processes by "spawn" instead (multiprocessing.set_start_method)',
+            )
         exceptions = self._obstore.exceptions
         transient = (exceptions.GenericError, exceptions.PreconditionError)
         try:
@@ -585,3 +593,8 @@ def _version(meta: Any) -> str:
 def _tag(meta: Any) -> str:
     """Return an object's entity tag without its quotes, which a list of Azure doesn't have."""
     return str(meta["e_tag"]).strip('"')
+
+
+def tag_of(version: str) -> str:
+    """Return the tag of a version; see `Objects`."""
+    return _tag(json.loads(version))
