@@ -169,6 +169,17 @@ def test_what_is_sent_late_replaces_nothing_newer(tmp_path: Path, when: str, kno
     assert found[0] == b"0\n1\n2\n"
 
 
+def test_a_file_that_is_gone_from_the_bucket_is_sent_once_it_changes(tmp_path: Path) -> None:
+    store = Memory()
+    mirror = make(tmp_path, store)
+    write(tmp_path, a="1")
+    mirror.push()
+    store.delete(["a"])
+    write(tmp_path, a="22")
+    mirror.push()
+    assert list(store.versions("")) == ["a"]
+
+
 def test_the_next_start_removes_a_checkpoint_that_a_killed_process_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
