@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ import pytest
 from obstore.store import MemoryStore
 
 from trainjob_trainer import mirror as module
-from trainjob_trainer.checkpoint.bucket import BucketError, Changed, ObjectStore
+from trainjob_trainer.checkpoint import bucket
+from trainjob_trainer.checkpoint.bucket import BucketError, Changed, ObjectStore, build_files
+from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.mirror import Mirror, pulled_mirror
+
+URI = "s3://bucket/runs/digits"
 
 
 class Memory(ObjectStore):
@@ -164,6 +169,45 @@ def test_what_is_sent_late_replaces_nothing_newer(tmp_path: Path, when: str, kno
     assert found[0] == b"0\n1\n2\n"
 
 
+def test_a_file_that_is_gone_from_the_bucket_is_sent_once_it_changes(tmp_path: Path) -> None:
+    store = Memory()
+    mirror = make(tmp_path, store)
+    write(tmp_path, a="1")
+    mirror.push()
+    store.delete(["a"])
+    write(tmp_path, a="22")
+    mirror.push()
+    assert list(store.versions("")) == ["a"]
+
+
+def test_the_next_start_removes_a_checkpoint_that_a_killed_process_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The containers of a pod, and their disk, outlive their processes."""
+    monkeypatch.setattr(bucket, "ObjectStore", lambda _uri: Memory())
+    folder = tmp_path / "output"
+    environment = Environment(
+        "digits", "", 1, folder, folder / "checkpoints", folder / "logs", output_uri=URI
+    )
+    left: list[Path] = []
+
+    def write(_files: Files, prefix: Path, _tensors: object) -> None:
+        left.append(prefix.parent)
+        shutil.copytree(folder, tmp_path / "killed")
+
+    monkeypatch.setattr(Files, "write_tensors", write)
+    build_files(environment).write_tensors(folder / "checkpoints/claim/variables", {})
+    assert not left[0].exists()
+    killed = tmp_path / "killed"
+    assert (killed / left[0].name).is_dir()
+    store = Memory()
+    make(killed, store).pull()
+    assert [path.name for path in killed.iterdir()] == [".tmp-sent.json"]
+    (killed / left[0].name).mkdir()
+    make(killed, store).pull()  # a further process of the same start: it may be on its way
+    assert (killed / left[0].name).is_dir()
+
+
 def test_a_link_is_not_written_through(tmp_path: Path) -> None:
     store = Memory()
     write(tmp_path / "first", logs__a="1")
@@ -203,7 +247,7 @@ def test_only_a_replica_with_an_address_has_a_mirror(tmp_path: Path, monkeypatch
     monkeypatch.setattr(module, "ObjectStore", lambda _uri: Memory())
     of_a_volume = Environment("digits", "", 1, tmp_path, tmp_path / "checkpoints", tmp_path / "logs")
     assert pulled_mirror(of_a_volume) is None
-    uri = "s3://bucket/runs/digits"
+    uri = URI
     in_bucket = Environment(
         "digits", "", 1, tmp_path, tmp_path / "checkpoints", tmp_path / "logs", output_uri=uri
     )

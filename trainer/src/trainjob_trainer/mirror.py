@@ -16,6 +16,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from trainjob_trainer.agent.ending import FENCED, SENT, mark_finished
 from trainjob_trainer.atomic_file import TEMPORARY, write_atomically
 from trainjob_trainer.checkpoint.bucket import (
     PART,
+    SCRATCH,
     BucketError,
     Changed,
     Objects,
@@ -80,6 +82,8 @@ class Mirror:
         with self._lock:
             if self._pulled == self._start:
                 return
+            for left in self._folder.glob(f"{SCRATCH}*"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
             theirs = {key: one for key, one in self._objects.versions("").items() if self._is_part(key)}
             for key in set(self._files()) - set(theirs):
                 (self._folder / key).unlink(missing_ok=True)

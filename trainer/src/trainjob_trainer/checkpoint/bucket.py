@@ -34,6 +34,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from trainjob_trainer.atomic_file import TEMPORARY
 from trainjob_trainer.checkpoint.files import NOT_THERE, Files, Kind, NotAFile
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import first_line
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 INDEX = "index.json"
 BLOBS = "blobs/"
+SCRATCH = f"{TEMPORARY}checkpoint-"
+"""Prefix of folders of this machine with a checkpoint on its way; a process that is killed leaves one."""
 _FORMAT = 1
 _REMEMBERED = 16
 """The number of processes whose last change the index remembers."""
@@ -385,7 +388,9 @@ class BucketFiles(Files):
 
     @contextlib.contextmanager
     def _local_folder(self) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="trainjob-", dir=self._scratch) as folder:
+        if self._scratch is not None:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self._scratch) as folder:
             yield Path(folder)
 
     def _text(self, content: bytes | Path) -> str | None:
@@ -425,12 +430,13 @@ def build_files(environment: Environment) -> Files:
     Raises BucketError if its address isn't one of a bucket, or obstore isn't installed.
     """
     uri = environment.checkpoint_uri
-    return _files_of_this_process(environment.checkpoint_dir, uri) if uri else Files()
+    own = environment.output_dir
+    return _files_of_this_process(environment.checkpoint_dir, uri, own) if uri else Files()
 
 
 @functools.lru_cache(maxsize=1)
-def _files_of_this_process(folder: Path, uri: str) -> BucketFiles:
-    return BucketFiles(folder, ObjectStore(uri))
+def _files_of_this_process(folder: Path, uri: str, scratch: Path) -> BucketFiles:
+    return BucketFiles(folder, ObjectStore(uri), scratch=scratch)
 
 
 # The bucket itself, by obstore: S3, Google Cloud Storage, Azure, and what has S3's API.
