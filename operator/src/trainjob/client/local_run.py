@@ -142,6 +142,8 @@ async def run_here(
             for something else.
     """
     raw, starts_over = _for_this_machine(request)
+    if _is_in_bucket(request):
+        request = replace(request, ways="train it separately: --name NAME, or output.resume: Never")
     options = request.options
     asked = read_local_request(raw, options, request.file, os.environ)
     arrange = _Arrangement(request, asked, starts_over, screen.note)
