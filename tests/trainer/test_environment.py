@@ -145,7 +145,7 @@ def test_a_smoke_test_needs_a_job(variables: dict[str, str], smoke: bool | str) 
 def test_object_storage_is_refused_with_what_to_do(variable: str) -> None:
     env = {variable: "gs://bucket/runs/digits"}
     with pytest.raises(
-        InvalidConfiguration, match=rf"{variable}: gs://bucket/runs/digits .* mount the bucket"
+        InvalidConfiguration, match=rf"{variable}: .* gs://bucket/runs/digits; .* spec.output.uri"
     ):
         Environment.from_environment(env, Task.from_environment(env))
 

@@ -73,6 +73,7 @@ BEFORE = {
     " || kubectl apply -f job.yaml",
     r"kubectl get tj scans": "kubectl apply -f trainjob.yaml",
     r"trainjob run job\.yaml$": "rm -rf runs",  # with other arguments it would be another request
+    r"trainjob run job\.yaml --volume trainjob-output=(\S+)": "mkdir -p {1}",
     r"trainjob cp digits:(\S+)": "trainjob run job.yaml; mkdir -p runs/training/digits/{1}",
     r"trainjob compare digits\.1": "rm -rf runs; trainjob run job.yaml; trainjob run job.yaml --fresh;"
     " for run in digits.1 digits; do mkdir -p runs/training/$run/logs;"

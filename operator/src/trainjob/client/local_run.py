@@ -282,13 +282,7 @@ def _for_this_machine(request: RunRequest) -> tuple[dict[str, Any], bool]:
     raw["spec"].pop("ttlSecondsAfterFinished", None)
     output = raw["spec"].get("output") or {}
     if _is_in_bucket(request):
-        options = {
-            "fresh": request.fresh,
-            "resume": request.resume,
-            "new": request.new,
-            "smoke": request.smoke,
-        }
-        refused = [f"--{name}" for name, given in options.items() if given]
+        refused = [f"--{name}" for name in ("fresh", "resume", "new", "smoke") if getattr(request, name)]
         if refused:
             message = (
                 f"{' and '.join(refused)} can't be used for an output in {output['uri']}: another --name or "

@@ -178,10 +178,9 @@ def _bring_from(uri: str, root: Path, request: dict[str, Any]) -> None:
         from obstore.store import from_url  # noqa: PLC0415 - as above
     except ImportError:
         sys.exit("its image has no obstore, which reads buckets: pip install 'trainjob-trainer[bucket]'")
+    # A Secret that was made of a file may end with its line break.
     for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
-        os.environ[name] = os.environ[
-            name
-        ].strip()  # a Secret that was made of a file may end with its line break
+        os.environ[name] = os.environ[name].strip()
     try:
         bring(from_url(uri, client_options={"allow_http": True}), root, request)
     except (BaseError, OSError, ValueError) as problem:

@@ -252,12 +252,11 @@ class LogFile:
 
 def results_in(folder: Path) -> Results:
     """Return where the output and the logs of a run are."""
+    output, has_checkpoints = shown_path(folder), any(files_in(folder, "checkpoints/step-*"))
     return Results(
-        output=shown_path(folder),
+        output=output,
         models=models_in(folder),
-        checkpoints=f"{shown_path(folder)}/checkpoints"
-        if any(files_in(folder, "checkpoints/step-*"))
-        else "",
+        checkpoints=f"{output}/checkpoints" if has_checkpoints else "",
         has_events=any(files_in(folder, "**/events.out.tfevents.*")),
         logs={replica: shown_path(paths[-1]) for replica, paths in log_files(folder).items()},
     )
