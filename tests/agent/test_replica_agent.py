@@ -245,6 +245,37 @@ async def test_with_which_code_it_leaves(replica: str, child_code: int, code: in
     assert (await case.agent.departure).code == code
 
 
+@pytest.mark.parametrize(
+    ("replica", "code", "report", "said"),
+    [
+        (
+            "worker-0",
+            137,
+            {"checkpointStep": 400},
+            "didn't fit into 23 s: its newest checkpoint is of step 400",
+        ),
+        ("worker-0", 137, {}, "didn't fit into 23 s: it has saved no checkpoint"),
+        ("worker-0", 86, {"checkpointStep": 400}, ""),
+        ("worker-1", 137, {}, ""),
+    ],
+)
+async def test_the_writer_says_what_did_not_fit_into_its_grace(
+    replica: str, code: int, report: dict[str, Any], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    case = Case(replica)
+    case.start()
+    case.child.reports(**report)
+    case.agent.leave()
+    case.now += 5
+    await case.stop(graceful=True)
+    case.child.end(code)
+    for _ in range(2):  # the pod's end, and the leading agent
+        case.agent._tell_what_is_lost(23.0)
+    text = "".join(capfd.readouterr())
+    assert said in text
+    assert text.count("didn't fit") == bool(said)
+
+
 async def test_a_leaving_agent_waits_for_a_third_of_its_grace() -> None:
     case = Case(grace=0.3)
     case.start()

@@ -89,6 +89,7 @@ class ReplicaAgent:
         self._stack = ""
         self._generation = ""
         self._is_marking = False
+        self._told_of: ChildExit | None = None
         self._waits_for = ""
         self._sent_state: tuple[object, object] = (None, None)
         self._reported: dict[str, int] = {}
@@ -216,6 +217,15 @@ class ReplicaAgent:
             self._stack = await self.child.dump_stacks()
         if self.attempt == attempt:
             await self.child.stop(patience)
+            self._tell_what_is_lost(patience)
+
+    def _tell_what_is_lost(self, patience: float) -> None:
+        ended, step = self.child.exit, integer((self.child.report or {}).get("checkpointStep"), 0)
+        was_killed = ended is not None and ended.code == 128 + 9 and ended is not self._told_of
+        if patience and self.settings.task.is_writer and was_killed:
+            self._told_of = ended  # several may have asked for the stop
+            kept = f"its newest checkpoint is of step {step}" if step else "it has saved no checkpoint"
+            log(f"what was to be saved didn't fit into {patience:.0f} s: {kept}")
 
     async def _end(self, message: Mapping[str, Any]) -> None:
         self.counts = self.counts.merge(RestartCounts.from_json(message.get("restarts")))
