@@ -18,13 +18,13 @@ READY := .venv/.ready-$(TENSORFLOW)
 SYNCED := .venv/.synced-$(TENSORFLOW)
 # The oldest TensorFlow and Keras that are declared: tests/versions runs with them.
 OLDEST := .venv-oldest/.synced
+PYTEST := $(BIN)/pytest -n auto --no-loadscope-reorder --durations=10
 PACKAGES := operator/src trainer/src testbed release tests examples benchmarks
 JOB ?= examples/digits.yaml
 PYTHON ?= 3.13
-UNIT_TESTS := $(addprefix tests/,core api convert controller cluster agent codegen cli client trainer trainer_plain scenarios)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fleet test-keras test-gpu test-newest test-next check docs pictures format generate golden release-check version first-steps cluster-up cluster-down \
+.PHONY: help run test test-cluster test-nightly test-fleet test-keras test-gpu test-newest test-next check docs pictures format generate golden release-check version first-steps cluster-up cluster-down \
     kind-e2e clean
 
 help:  ## Show what there is.
@@ -33,26 +33,38 @@ help:  ## Show what there is.
 run: $(READY)  ## Train the digits example here: two workers and an evaluator. ARGS=--fresh starts over.
 	@$(BIN)/trainjob run $(JOB) $(ARGS)
 
-test: check  ## Check and run all tests, side by side. ARGS='-k name' runs some.
-	@$(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 -m 'not nightly' --ignore=tests/fleet \
-	    --ignore=tests/keras_own/whole --ignore=tests/gpu $(ARGS)
+test: check  ## Check, and test every rule with real TensorFlow processes and fakes of the API server. ARGS='-k name' runs some.
+	@$(PYTEST) -m 'not cluster and not nightly' $(ARGS)
 
-test-fleet: $(SYNCED) $(OLDEST)  ## Run the tests that take minutes each: fleets, several nodes, other versions. ARGS='-k name' runs some.
-	@$(BIN)/pytest --durations=10 -m nightly tests/fleet tests/e2e tests/multiprocess tests/script_shapes tests/versions $(ARGS)
+test-cluster: $(SYNCED)  ## Test with the real Kubernetes, which it builds first; needs Linux and root. ARGS='-k name' runs some.
+	@$(if $(TRAINJOB_TEST_KUBECONFIG),,PYTHONPATH=testbed $(BIN)/python -m testbed prepare)
+	@$(PYTEST) -m 'cluster and not nightly' $(ARGS)
 
-test-keras: $(SYNCED)  ## Run Keras's own tests under two workers, and every form with 1, 2 and 3. ARGS='-k trainer' runs some.
-	@FORMS_WORKERS=1,2,3 $(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 tests/keras_forms \
-	    tests/keras_own/whole $(ARGS)
+# Each part can be run alone. A part that fails doesn't keep the others from running.
+NIGHTLY := test-fleet test-keras test-newest test-next
+test-nightly:  ## Run what takes hours, and say at the end how each part ended; needs Linux and root.
+	@for part in $(NIGHTLY); do \
+	    echo "=== make $$part"; begun=$$(date +%s); \
+	    $(MAKE) --no-print-directory $$part && end=passed || { end=FAILED; failed=1; }; \
+	    said="$$said$$(printf '%-12s %s after %s s' "$$part" "$$end" "$$(($$(date +%s) - begun))")\n"; \
+	done; printf "\n$$said"; exit $${failed:-0}
+
+test-fleet: $(SYNCED) $(OLDEST)  ## A part of it: fleets, several nodes, chaos, other versions. ARGS='-k name' runs some.
+	@$(BIN)/pytest --durations=10 -m nightly --ignore=tests/keras_forms --ignore=tests/keras_own $(ARGS)
+
+test-keras: $(SYNCED)  ## A part of it: Keras's own tests under two workers, and every form with 1, 2 and 3. ARGS='-k trainer' runs some.
+	@FORMS_WORKERS=1,2,3 $(PYTEST) tests/keras_forms tests/keras_own $(ARGS)
 
 test-gpu: $(SYNCED)  ## On a machine with an NVIDIA GPU: forms, ResNet-50 beside Keras alone, doctor, a profile, a kill.
 	@$(BIN)/pytest --durations=10 tests/gpu $(ARGS)
 
-test-newest: | $(UV)  ## Run the tests without pods and clusters with PYTHON=3.13 and the newest `kubernetes` that is declared.
+test-newest: | $(UV)  ## A part of it: the tests of `make test` with PYTHON=3.13 and the newest `kubernetes` that is declared.
 	UV_PROJECT_ENVIRONMENT=.venv-newest $(UV) sync --quiet --locked --python $(PYTHON) --extra cpu
 	$(UV) pip install --quiet --python .venv-newest --upgrade-package kubernetes -e operator -e trainer
-	.venv-newest/bin/pytest -n auto -p no:cacheprovider --durations=10 $(UNIT_TESTS) $(ARGS)
+	.venv-newest/bin/pytest -n auto --no-loadscope-reorder -p no:cacheprovider --durations=10 \
+	    -m 'not cluster and not nightly' $(ARGS)
 
-test-next: | $(UV)  ## Try the newest TensorFlow and Keras, pre-releases included. ARGS='-k name' runs some.
+test-next: | $(UV)  ## A part of it: forms with the newest TensorFlow and Keras, pre-releases included. ARGS='-k name' runs some.
 	UV_PROJECT_ENVIRONMENT=.venv-next $(UV) sync --quiet --locked --compile-bytecode
 	$(UV) pip install --quiet --python .venv-next --prerelease allow --upgrade tensorflow-cpu tensorboard
 	$(UV) pip uninstall --quiet --python .venv-next keras keras-nightly

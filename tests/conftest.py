@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from testbed import progress
+from testbed.places import cache
 from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["support.golden", "support.tested"]
@@ -35,26 +37,25 @@ settings.register_profile(
 )
 settings.load_profile("trainjob")
 
-CLUSTER = "tests/e2e/"
-CLUSTERS = (f"{CLUSTER}node/", f"{CLUSTER}control_plane/test_docs.py", CLUSTER)
+TIERS = {
+    "cluster": ("tests/e2e/", "tests/chart/", "tests/bare_machine/"),
+    "nightly": ("tests/fleet/", "tests/keras_own/whole/", "tests/versions/", "tests/gpu/"),
+}
+"""Folders whose tests all have a marker. What has none is a test of `make test`, which builds nothing."""
+CLUSTERS = ("tests/e2e/node/", "tests/e2e/control_plane/test_docs.py", "tests/e2e/")
 """Folders of tests that share a cluster: one with pods, two without."""
-FLEET = "tests/fleet/"
 FORMS = "tests/keras_forms/"
 """Its tests' parameters begin with the group whose processes they share."""
 SHAPES = "tests/script_shapes/"
-"""Its tests share nothing, and together they take minutes."""
+"""Its tests share nothing, and each takes seconds."""
 LONG = (
     *CLUSTERS,
     FORMS,
     "tests/multiprocess/",
     SHAPES,
-    *(f"tests/{name}/" for name in ("agent", "cli", "contract", "controller")),
-    *(f"tests/{name}/" for name in ("trainer_plain", "trainer", "scenarios", "client")),
+    *(f"tests/{name}/" for name in ("trainer_plain", "agent", "cli", "controller", "trainer", "client")),
 )
-"""Folders whose files take longest, in the order in which they begin: what is short fills up the end.
-
-Those that mostly wait come while others compute.
-"""
+"""Folders whose files take longest, in the order in which they begin: what is short fills up the end."""
 
 # A shell ignores them for what it starts with `&`, and processes that tests start would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -73,6 +74,18 @@ def _own_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(_STATE / str(next(_numbers))))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """`make test` builds nothing, and finds nothing built: a test without its marker fails on each machine."""
+    if "not cluster" in config.option.markexpr:
+        if not hasattr(config, "workerinput"):  # pytest-xdist's workers inherit it
+            os.environ["TRAINJOB_CACHE"] = str(cache() / "make-test")
+        progress.say = _refuse
+
+
+def _refuse(text: str) -> None:
+    pytest.fail(f"`make test` builds nothing: mark this test `cluster` or `nightly` ({text})", pytrace=False)
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(_STATE, ignore_errors=True)
 
@@ -86,11 +99,20 @@ def pytest_collection() -> Iterator[None]:
     gc.enable()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Don't import what `-m` leaves out: that takes as long as the tests of a folder."""
+    path = f"{collection_path.relative_to(config.rootpath).as_posix()}/"
+    left_out = [tier for tier in TIERS if f"not {tier}" in config.option.markexpr]
+    return any(path in TIERS[tier] for tier in left_out) or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: pods. All of a fleet is nightly."""
+    """Mark what stands in the folders of a tier, and begin with what takes longest."""
     for item in items:
-        if item.nodeid.startswith(FLEET):
-            item.add_marker("nightly")
+        for tier, folders in TIERS.items():
+            if item.nodeid.startswith(folders):
+                item.add_marker(tier)
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in LONG])
 
 

@@ -30,6 +30,8 @@ UNPACKED = {
     "promtool": ("prometheus", "usr/bin/promtool"),
     "chromium": ("chromium", "usr/lib/chromium/chromium"),
 }
+OF_KIND = {"docker", "dockerd"}
+"""What only `make kind-e2e` needs, on a machine without Docker."""
 WITH_LIBRARIES = {"chromium": ("chromium", "fonts-inter")}
 """Packages that are unpacked together with all that they depend on. The others' programs need libc, and:"""
 NEEDED = {

@@ -25,12 +25,7 @@ kubectl takes a fifth less, and a run of the tests starts it two thousand times.
 """
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kubectl")
 NODE = ("kubelet", "kube-scheduler", "kube-proxy", "coredns", "helm", "pause")
-RELEASE = ("helm4", "actionlint", "krew", "syft")
-"""What only the tests of a release need."""
-FLEET = ("kwok", "versitygw")
-"""What only benchmarks and tests of a fleet need."""
-KIND = ("kind", "kubeadm", "etcd", "coredns-kubeadm", "local-path-provisioner", "runc")
-"""What only `make kind-e2e` needs, on a machine without Docker."""
+"""Both are all that `make test-cluster` needs. Other programs are built when a test asks for them."""
 
 FLAGS = ("-trimpath", "-mod=readonly", "-buildvcs=false")
 
@@ -114,6 +109,11 @@ def program(name: str) -> Path:
     return built
 
 
+def missing() -> list[str]:
+    """Those of the control plane and the node that aren't built, in the order in which to build them."""
+    return [name for name in (*CONTROL_PLANE, *NODE) if not _place(name).exists()]
+
+
 def module(name: str) -> Path:
     """The unpacked Go module that a program is built from, with what else is in it, such as manifests."""
     of = source(name)
@@ -150,7 +150,7 @@ def _build(of: Source, built: Path) -> None:
             },
         )
     unfinished.rename(built)
-    if all(_place(name).exists() for name in (*CONTROL_PLANE, *NODE, *RELEASE)):
+    if not missing():
         shutil.rmtree(_scraps())
 
 

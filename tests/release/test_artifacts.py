@@ -20,6 +20,7 @@ from testbed.programs import program
 
 from versions import ROOT, read_version
 
+pytestmark = pytest.mark.cluster
 VERSION = read_version()
 DIGEST = "sha256:" + "5e" * 32
 SOURCES = {"trainjob": ROOT / "operator", "trainjob_trainer": ROOT / "trainer"}
@@ -153,6 +154,7 @@ def test_what_the_packages_bring_along(dist: Path) -> None:
     assert {"tensorflow-cpu", "keras"} <= parts["trainjob-trainer"]
 
 
+@pytest.mark.nightly
 def test_the_plugin_by_kubectl_and_krew(dist: Path, installed: Path, tmp_path: Path) -> None:
     env = {
         "HOME": str(tmp_path),

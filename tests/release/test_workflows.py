@@ -28,6 +28,7 @@ def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
     return [step for job in workflow["jobs"].values() for step in job["steps"]]
 
 
+@pytest.mark.nightly
 def test_actionlint() -> None:
     files = sorted((FOLDER / "workflows").glob("*.yml"))
     command = [program("actionlint"), "-no-color", "-shellcheck=", "-pyflakes=", *files]
@@ -100,6 +101,7 @@ def test_what_is_tested_and_named_is_what_was_built_once() -> None:
     assert "--operator" in str(jobs["dist"]["steps"])
 
 
+@pytest.mark.cluster
 def test_the_steps_that_build_packages_and_chart(tmp_path: Path) -> None:
     """In a copy of the tree as on the day of a release: its version has a section, and no page denies it."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
