@@ -41,6 +41,8 @@ def has_docker() -> bool:
 
 NEEDS: dict[str, tuple[str, Callable[[], bool]]] = {
     "pictures": ("Debian's apt-get", lambda: shutil.which("apt-get") is not None),
+    "test-cluster": ("Linux and root", is_root),
+    "test-nightly": ("Linux and root", is_root),
     "release-check": ("Linux and root", is_root),
     "first-steps": ("Linux and root", is_root),
     "cluster-up": ("Linux and root", is_root),

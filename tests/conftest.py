@@ -75,7 +75,7 @@ def _own_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`make test` builds nothing, and finds nothing built: a test without its marker fails on each machine."""
+    """`make test` builds nothing and finds nothing built: a test that lacks its marker fails everywhere."""
     if "not cluster" in config.option.markexpr:
         if not hasattr(config, "workerinput"):  # pytest-xdist's workers inherit it
             os.environ["TRAINJOB_CACHE"] = str(cache() / "make-test")
