@@ -92,6 +92,7 @@ PARTS: dict[str, Callable[[], object]] = {
 }
 OTHERS = {
     "places",  # says where it is
+    "__main__",  # likewise
     "node_tier",  # copies a folder of logs, which makes folders
 }
 
