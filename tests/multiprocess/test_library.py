@@ -84,6 +84,7 @@ def _true_accuracy(output: Path) -> float:
     return float(np.mean(logits.argmax(axis=1) == (inputs.sum(axis=1) > 0)))
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_ends_the_other_and_a_restart_changes_no_weight(tmp_path: Path) -> None:
     dropout = ("--dropout", "0.3", "--epochs", "40")
     with WorkerGroup(SCRIPT, tmp_path / "whole", arguments=dropout) as group:
@@ -102,6 +103,7 @@ def test_a_killed_worker_ends_the_other_and_a_restart_changes_no_weight(tmp_path
     assert largest_difference(tmp_path / "whole", tmp_path / "cut", ("model", "optimizer")) < 1e-6
 
 
+@pytest.mark.nightly
 def test_a_finished_output_is_not_trained_again_but_for_more_epochs(one_worker: Path) -> None:
     with WorkerGroup(SCRIPT, one_worker, workers=1, uid="another") as group:
         assert group.wait() == {"worker-0": ExitCode.OUTPUT_FINISHED}, group.report
@@ -117,6 +119,7 @@ def test_a_finished_output_is_not_trained_again_but_for_more_epochs(one_worker: 
     assert (final.step, final.job_uid) == (56, "third")
 
 
+@pytest.mark.nightly
 def test_sigterm_saves_where_it_stands_and_a_slow_worker_is_known_till_then(tmp_path: Path) -> None:
     output = tmp_path / "output"
     slow = ("--epochs", "100000", "--examples", "3200", "--slow-worker-1", "0.001")
@@ -133,6 +136,7 @@ def test_sigterm_saves_where_it_stands_and_a_slow_worker_is_known_till_then(tmp_
     assert busy["workSeconds"] > 2 * waiting["workSeconds"]
 
 
+@pytest.mark.nightly
 def test_nan_ends_all_workers_with_the_step_and_the_worker_and_no_checkpoint_has_it(tmp_path: Path) -> None:
     # Example 120 is in the second half of the fourth batch of 32.
     with WorkerGroup(SCRIPT, tmp_path / "output", arguments=("--nan-example", "120")) as group:
@@ -144,6 +148,7 @@ def test_nan_ends_all_workers_with_the_step_and_the_worker_and_no_checkpoint_has
     assert CheckpointStore(tmp_path / "output" / "checkpoints").steps() == []
 
 
+@pytest.mark.nightly
 def test_a_batch_with_nan_is_skipped_by_all_workers_where_that_is_asked_for(tmp_path: Path) -> None:
     options = ("--nan-example", "75", "--on-nan", "skip", "--epochs", "2")
     with WorkerGroup(SCRIPT, tmp_path / "two", arguments=options) as group:
@@ -157,12 +162,14 @@ def test_a_batch_with_nan_is_skipped_by_all_workers_where_that_is_asked_for(tmp_
     assert largest_difference(tmp_path / "two", tmp_path / "one", ("model", "optimizer")) < 1e-5
 
 
+@pytest.mark.nightly
 def test_an_early_operation_is_explained(tmp_path: Path) -> None:
     with WorkerGroup(SCRIPT, tmp_path / "output", arguments=("--operation-first",)) as group:
         assert set(group.wait().values()) == {ExitCode.INVALID_CONFIGURATION}, group.report
         assert "ran before the distribution strategy" in group.progress("worker-0")["error"]["message"]
 
 
+@pytest.mark.nightly
 def test_workers_with_other_examples_are_refused(tmp_path: Path) -> None:
     with WorkerGroup(SCRIPT, tmp_path / "output", arguments=("--other-order",)) as group:
         assert set(group.wait().values()) == {ExitCode.INVALID_CONFIGURATION}, group.report
@@ -171,6 +178,7 @@ def test_workers_with_other_examples_are_refused(tmp_path: Path) -> None:
             assert message.startswith("worker-1 read other rows than worker-0")
 
 
+@pytest.mark.nightly
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
