@@ -36,7 +36,7 @@ SCRIPT = Path(__file__).with_name("form_process.py")
 TOLERANCE = 1e-5
 SILENCE_SECONDS = 300.0
 """Without a word for so long, a form counts as hanging: on a loaded machine some take two minutes."""
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 60.0
 """What the other workers have to say of a form in which one has failed, they say within this time."""
 REFERENCE = "reference"
 
