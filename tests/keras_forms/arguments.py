@@ -47,7 +47,7 @@ def sample_weight_in_evaluate(scope):
     return seen(evaluated=model.evaluate(x, y, sample_weight=np.linspace(0, 2, 96), verbose=0))
 
 
-@form(nightly="kill", workers=3, killed=True)
+@form(workers=3, killed=True)
 def validation_split(scope):
     return fitted(scope, validation_split=0.25)
 
@@ -70,7 +70,7 @@ def validation_steps(scope):
     return fitted(scope, validation_data=(x, y), validation_batch_size=8, validation_steps=2)
 
 
-@form()
+@form(often=True)
 def validation_with_weights(scope):
     x, y = numbers(40)
     return fitted(scope, validation_data=(x, y, np.linspace(0, 2, 40)))
@@ -99,7 +99,7 @@ def no_epochs(scope):
     return seen(model, history)
 
 
-@form()
+@form(often=True)
 def batch_size_of_one_row(scope):
     x, y = numbers(6)
     model = dense(scope)
@@ -158,14 +158,14 @@ def compiled_outside_the_scope(scope):
     return {**fitted(scope, model), "evaluated": model.evaluate(*numbers(), verbose=0)}
 
 
-@form()
+@form(often=True)
 def compiled_outside_the_scope_and_run_eagerly(scope):
     model = dense(scope)
     model.compile("sgd", "mse", metrics=["mae"], run_eagerly=True)
     return fitted(scope, model, epochs=1)
 
 
-@form(killed=True)
+@form(often=True, killed=True)
 def steps_per_execution(scope):
     return fitted(scope, dense(scope, steps_per_execution=3))
 
@@ -200,7 +200,7 @@ def loss_summed_over_the_batch(scope):
     )
 
 
-@form()
+@form(often=True)
 def predictions_of_a_few_steps(scope):
     x, _ = numbers()
     return seen(predictions=dense(scope).predict(x, batch_size=16, steps=2, verbose=0))

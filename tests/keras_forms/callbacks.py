@@ -52,13 +52,13 @@ def rate_by_schedule(scope):
     return seen(*fitted(scope, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)))
 
 
-@form(nightly="kill", workers=3, killed=True)
+@form(workers=3, killed=True)
 def model_checkpoint(scope):
     callback = keras.callbacks.ModelCheckpoint("best-{epoch}.keras", save_best_only=True, monitor="val_loss")
     return seen(*fitted(scope, callback))
 
 
-@form(killed=True)
+@form(often=True, killed=True)
 def model_checkpoint_every_few_batches(scope):
     callback = keras.callbacks.ModelCheckpoint(
         "at-{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=4
@@ -66,7 +66,7 @@ def model_checkpoint_every_few_batches(scope):
     return seen(*fitted(scope, callback))
 
 
-@form(nightly="kill", workers=3, killed=True, apart=("rows",))
+@form(workers=3, killed=True, apart=("rows",))
 def csv_logger(scope):
     """The first worker's file has a row for each epoch, once."""
     model, history = fitted(scope, keras.callbacks.CSVLogger("log.csv"))
@@ -107,7 +107,7 @@ def tensorboard(scope):
     return seen(*fitted(scope, keras.callbacks.TensorBoard("events", update_freq=1)))
 
 
-@form()
+@form(often=True)
 def terminate_on_nan(scope):
     x, y = numbers()
     y[30] = float("inf")
@@ -129,7 +129,7 @@ def lambda_callback(scope):
     return seen(model, history, told=told)
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def swapped_averages(scope):
     model = dense(scope, lambda: keras.optimizers.Adam(0.01, use_ema=True))
     return seen(*fitted(scope, keras.callbacks.SwapEMAWeights(swap_on_epoch=True), model=model))

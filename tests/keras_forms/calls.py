@@ -157,7 +157,7 @@ def fit_on_several_devices(scope):
     return seen(model, history, evaluated=model.evaluate(x, y, verbose=0))
 
 
-@form(devices=2)
+@form(often=True, devices=2)
 def fit_on_several_devices_with_unequal_parts(scope):
     x, y = numbers(95)
     model = dense(scope)

@@ -17,7 +17,7 @@ def batches(rows=96, size=24):
     return tf.data.Dataset.from_tensor_slices(numbers(rows)).batch(size)
 
 
-@form(nightly="kill", workers=3, killed=True)
+@form(workers=3, killed=True)
 def finite_dataset(scope):
     model = dense(scope)
     history = model.fit(batches(), validation_data=batches(48), epochs=2, verbose=0)
@@ -31,13 +31,13 @@ def endless_dataset(scope):
     return seen(model, model.fit(data, steps_per_epoch=3, epochs=2, verbose=0))
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def dataset_longer_than_an_epoch(scope):
     model = dense(scope)
     return seen(model, model.fit(batches().repeat(3), steps_per_epoch=3, epochs=3, verbose=0))
 
 
-@form(killed=True)
+@form(often=True, killed=True)
 def shuffled_dataset_used_up_within_the_epochs(scope):
     data = tf.data.Dataset.from_tensor_slices(numbers()).shuffle(96, seed=3).batch(48)
     model = dense(scope)
@@ -58,14 +58,14 @@ def endless_dataset_with_endless_validation(scope):
     return seen(model, history)
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def dataset_of_unknown_length_in_steps(scope):
     model = dense(scope)
     data = batches(240).filter(lambda x, y: tf.reduce_sum(x) > -1e6)
     return seen(model, model.fit(data, steps_per_epoch=3, epochs=3, verbose=0))
 
 
-@form()
+@form(often=True)
 def dataset_of_unknown_length(scope):
     model = dense(scope)
     history = model.fit(batches().filter(lambda x, y: tf.reduce_sum(x) > -1e6), epochs=2, verbose=0)
@@ -89,7 +89,7 @@ def fitted(model, *fits):
     return {name: [value for one in found for value in one[name]] for name in found[-1]}
 
 
-@form(nightly="kill", workers=3, killed=True)
+@form(workers=3, killed=True)
 def shuffled_dataset_in_three_fits(scope):
     data, model = shuffled(), dense(scope)
     return seen(model, losses=fitted(model, (data, {"epochs": 3}), (data, {"epochs": 2}), (data, {})))
@@ -132,7 +132,7 @@ def shuffled_dataset_after_fits_that_ended_early(scope):
     return seen(model, losses=history)
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def validation_from_the_same_shuffle(scope):
     rows, model = shuffled(size=6), dense(scope)
     train, held = rows.skip(4), rows.take(4)
@@ -145,7 +145,7 @@ def validation_from_the_same_shuffle(scope):
     return seen(model, losses=history)
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def rows_repeated_before_they_are_batched(scope):
     data = tf.data.Dataset.from_tensor_slices(numbers(110)).shuffle(110, seed=3).repeat().batch(12)
     model = dense(scope)
@@ -153,7 +153,7 @@ def rows_repeated_before_they_are_batched(scope):
     return seen(model, losses=fitted(model, (data, steps), (data, steps)))
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def dataset_shuffled_after_it_is_repeated(scope):
     data = tf.data.Dataset.from_tensor_slices(numbers(50)).repeat().shuffle(20, seed=3).batch(12)
     model = dense(scope)
@@ -167,7 +167,7 @@ def shuffled_dataset_used_up_by_its_epochs_in_steps(scope):
     return seen(model, losses=fitted(model, (data, steps), (data, steps)))
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def shuffled_dataset_of_unknown_length(scope):
     rows = tf.data.Dataset.from_tensor_slices(numbers())
     before = rows.filter(lambda x, y: x[0] > -1.0).shuffle(96, seed=3).batch(24)
@@ -265,7 +265,7 @@ def dataset_with_weights(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def dataset_of_dicts(scope):
     x, y = numbers()
     with scope():
@@ -362,7 +362,7 @@ def sparse_features(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form(killed=True)
+@form(often="killed", killed=True)
 def python_generator(scope):
     x, y = numbers()
 
@@ -392,7 +392,7 @@ class Pieces(keras.utils.PyDataset):
         self.epochs += 1
 
 
-@form(workers=(1, 3), killed=True)
+@form(often=True, workers=(1, 3), killed=True)
 def py_dataset(scope):
     data, model = Pieces(), dense(scope)
     history = model.fit(data, epochs=2, shuffle=False, verbose=0)
@@ -465,7 +465,7 @@ def records(scope):
     return outcome
 
 
-@form(killed=True)
+@form(often=True, killed=True)
 def records_by_file(scope):
     found, model = Records([25, 25, 25, 25]), dense(scope)
     data = by_file(found.read().batch(24).prefetch(1))
@@ -477,7 +477,7 @@ def records_by_file(scope):
     return outcome
 
 
-@form(nightly="kill", only=True, workers=3, killed=True)
+@form(only=True, workers=3, killed=True)
 def endless_records_by_file(scope):
     found, model = Records([32, 32, 32]), dense(scope)
     history = model.fit(by_file(found.read().batch(24).repeat()), steps_per_epoch=3, epochs=2, verbose=0)
@@ -639,7 +639,7 @@ def string_lookup_inside_the_model(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form(workers=3)
+@form(often=True, workers=3)
 def rows_that_nothing_divides(scope):
     x, y = numbers(101)
     model = dense(scope)
@@ -720,7 +720,7 @@ def unequal_parts():
     return model, pairs.map(lambda x, y: ((x, y), y))
 
 
-@form(refused="the components of a batch have different numbers of rows")
+@form(often=True, refused="the components of a batch have different numbers of rows")
 def components_with_other_numbers_of_rows(scope):
     with scope():
         model, data = unequal_parts()
@@ -759,7 +759,7 @@ def arrays_in_an_order_of_its_own(scope):
     return seen(epochs=dense(scope).fit(x, y, batch_size=24, epochs=2, verbose=0).epoch)
 
 
-@form(refused="read other rows than worker")
+@form(often=True, refused="read other rows than worker")
 def rows_that_the_script_shares_out(scope):
     order = int.from_bytes(os.urandom(4), "big")  # as by the worker's number
     x, y = numbers()

@@ -173,7 +173,7 @@ def losses_of_keras(scope):
     )
 
 
-@form(nightly="form")
+@form()
 def losses_divided_by_something_else_than_rows(scope):
     kind = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     return run(
@@ -205,7 +205,7 @@ def losses_that_layers_add(scope):
     )
 
 
-@form(nightly="form")
+@form()
 def optimizers_that_look_at_gradients(scope):
     sgd = keras.optimizers.SGD
     return run(
@@ -289,7 +289,7 @@ def own_steps_with_a_mean(scope):
     )
 
 
-@form(nightly="form")
+@form()
 def own_steps_with_what_a_graph_does_not_show(scope):
     return run(
         scope,
@@ -301,7 +301,7 @@ def own_steps_with_what_a_graph_does_not_show(scope):
     )
 
 
-@form(nightly="form")
+@form()
 def own_steps_with_losses_of_keras(scope):
     return run(
         scope,
@@ -311,7 +311,7 @@ def own_steps_with_losses_of_keras(scope):
     )
 
 
-@form(nightly="form")
+@form()
 def own_steps_that_scale_by_themselves(scope):
     return run(
         scope,
@@ -366,7 +366,6 @@ def in_batch_negatives(_, y, prediction):
 
 
 @form(
-    nightly="form",
     only=True,
     differs={
         "dice": ("a ratio of sums over each worker's rows", 0.1),

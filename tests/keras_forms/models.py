@@ -8,7 +8,7 @@ from support.trainer.form_values import classes, numbers, seen
 from support.trainer.forms import form
 
 
-@form(nightly="kill", workers=3, killed=True)
+@form(workers=3, killed=True)
 def sequential_with_input(scope):
     x, y = numbers()
     with scope():
@@ -40,7 +40,7 @@ def classifier(scope):
     return seen(model, history, predictions=model.predict(x, verbose=0))
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def functional_with_dicts(scope):
     x, y = numbers()
     with scope():
@@ -92,7 +92,7 @@ def nested_inputs(scope):
     return seen(model, history, predictions=model.predict(inputs, verbose=0))
 
 
-@form(nightly="form")
+@form()
 def subclassed(scope):
     class Network(keras.Model):
         def __init__(self):
@@ -111,7 +111,7 @@ def subclassed(scope):
     return seen(model, history, predictions=model.predict(x, verbose=0))
 
 
-@form()
+@form(often=True)
 def layer_that_adds_a_loss(scope):
     class Sparse(layers.Layer):
         def call(self, inputs):
@@ -125,7 +125,7 @@ def layer_that_adds_a_loss(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form(nightly="form")
+@form()
 def regularizers(scope):
     x, y = numbers()
     with scope():
@@ -175,7 +175,7 @@ def attention(scope):
     return seen(model, history)
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def embedding_with_a_smaller_last_batch(scope):
     random = np.random.default_rng(1)
     words, labels = random.integers(0, 20, (84, 5)), random.integers(0, 2, 84)
@@ -192,7 +192,7 @@ def embedding_with_a_smaller_last_batch(scope):
     return seen(model, model.fit(words, labels, batch_size=16, epochs=2, shuffle=False, verbose=0))
 
 
-@form(nightly="form")
+@form()
 def embedding_of_positions(scope):
     """Keras's optimizers square each row of a table's gradient by itself; these rows all workers have."""
 
@@ -254,10 +254,11 @@ def synchronized_batch_normalization(scope):
 
 
 @form(
+    often=True,
     differs={
         "weights": ("each worker draws its own masks", 0.3),
         "history": ("each worker draws its own masks", 0.5),
-    }
+    },
 )
 def dropout(scope):
     x, y = numbers()
@@ -310,7 +311,7 @@ def shuffled_with_a_seed(scope):
     return seen(model, model.fit(x, y, epochs=2, verbose=0))
 
 
-@form(nightly="kill", workers=3, killed=True)
+@form(workers=3, killed=True)
 def model_inside_a_model(scope):
     x, y = numbers()
     with scope():
@@ -355,7 +356,7 @@ def convolutions(scope):
     return seen(model, model.fit(x, y, batch_size=24, epochs=2, shuffle=False, verbose=0))
 
 
-@form(nightly="form")
+@form()
 def load_model_then_fit(scope):
     x, y = numbers()
     with scope():
@@ -368,7 +369,7 @@ def load_model_then_fit(scope):
     return seen(loaded, loaded.fit(x, y, epochs=2, shuffle=False, verbose=0), first=first.history)
 
 
-@form(killed=True)
+@form(often=True, killed=True)
 def load_model_outside_the_scope_then_fit(scope):
     x, y = numbers()
     model = keras.Sequential([keras.Input((4,)), layers.Dense(5, activation="relu"), layers.Dense(1)])
@@ -380,7 +381,7 @@ def load_model_outside_the_scope_then_fit(scope):
     return seen(loaded, loaded.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def lora(scope):
     x, y = numbers()
     with scope():
@@ -414,7 +415,7 @@ def layer_with_a_seed_generator(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def metrics_of_many_kinds(scope):
     x, y = classes(kinds=2)
     with scope():
@@ -432,7 +433,9 @@ def metrics_of_many_kinds(scope):
     return seen(model, history)
 
 
-@form(only=True, differs={"weights": ("bfloat16 rounds the gradient of each worker's part", 1e-3)})
+@form(
+    often=True, only=True, differs={"weights": ("bfloat16 rounds the gradient of each worker's part", 1e-3)}
+)
 def mixed_precision(scope):
     x, y = numbers()
     with scope():
@@ -455,7 +458,7 @@ def loss_function_of_the_users(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(often=True)
 def loss_that_averages_by_itself(scope):
     def mean_of_all(y_true, y_pred):
         return ops.mean(ops.square(y_true - y_pred))
@@ -467,7 +470,7 @@ def loss_that_averages_by_itself(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form(nightly="form")
+@form()
 def backbone_of_keras_applications(scope):
     x, y = classes(8, 32 * 32 * 3)
     with scope():

@@ -23,17 +23,17 @@ def adam(scope):
     return trained(scope, lambda: keras.optimizers.Adam(0.01, amsgrad=True))
 
 
-@form(nightly="form")
+@form()
 def adamw(scope):
     return trained(scope, lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1))
 
 
-@form(nightly="form")
+@form()
 def adamax(scope):
     return trained(scope, lambda: keras.optimizers.Adamax(0.01))
 
 
-@form(nightly="form")
+@form()
 def adadelta(scope):
     return trained(scope, lambda: keras.optimizers.Adadelta(0.5))
 
@@ -43,37 +43,37 @@ def adafactor(scope):
     return trained(scope, lambda: keras.optimizers.Adafactor(0.05))
 
 
-@form(nightly="form")
+@form()
 def adagrad(scope):
     return trained(scope, lambda: keras.optimizers.Adagrad(0.1))
 
 
-@form(nightly="form")
+@form()
 def ftrl(scope):
     return trained(scope, lambda: keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01))
 
 
-@form(nightly="form")
+@form()
 def lamb(scope):
     return trained(scope, lambda: keras.optimizers.Lamb(0.01))
 
 
-@form(nightly="form")
+@form()
 def lion(scope):
     return trained(scope, lambda: keras.optimizers.Lion(0.01))
 
 
-@form(nightly="form")
+@form()
 def nadam(scope):
     return trained(scope, lambda: keras.optimizers.Nadam(0.01))
 
 
-@form(nightly="form")
+@form()
 def rmsprop(scope):
     return trained(scope, lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True))
 
 
-@form(nightly="form")
+@form()
 def muon(scope):
     return trained(scope, lambda: keras.optimizers.Muon(0.01))
 
@@ -109,12 +109,12 @@ def clipped_by_norm(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, clipnorm=0.1))
 
 
-@form(nightly="form")
+@form()
 def clipped_by_global_norm(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.1))
 
 
-@form(nightly="form")
+@form()
 def clipped_by_value(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, clipvalue=0.05))
 
@@ -125,12 +125,12 @@ def moving_averages(scope):
     return trained(scope, lambda: optimizer(0.01, use_ema=True, ema_overwrite_frequency=3))
 
 
-@form()
+@form(often=True)
 def gradient_accumulation(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2))
 
 
-@form()
+@form(often=True)
 def loss_scale(scope):
     def build():
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=1024.0)
@@ -138,7 +138,7 @@ def loss_scale(scope):
     return trained(scope, build)
 
 
-@form(nightly="form")
+@form()
 def loss_scale_factor(scope):
     return trained(scope, lambda: keras.optimizers.SGD(0.05, loss_scale_factor=8.0))
 

@@ -61,7 +61,7 @@ def more_steps_a_call_than_batches(scope):
     return many_steps(scope, dense(scope, steps_per_execution=50))
 
 
-@form(nightly="form")
+@form()
 def three_eager_steps_a_call(scope):
     return many_steps(scope, dense(scope, steps_per_execution=3, run_eagerly=True))
 
@@ -92,7 +92,7 @@ def numbers_of_python_in_the_logs(scope):
     return own_numbers(scope)
 
 
-@form(nightly="form")
+@form()
 def numbers_of_python_from_three_steps_a_call(scope):
     return own_numbers(scope, steps_per_execution=3)
 
@@ -114,7 +114,7 @@ def metric_with_a_reset_of_its_own(scope):
     return seen(model, history)
 
 
-@form(nightly="form")
+@form()
 def compiled_by_xla_in_all_methods(scope):
     x, y = numbers(100)
     model = dense(scope, jit_compile=True)
@@ -125,7 +125,7 @@ def compiled_by_xla_in_all_methods(scope):
     return seen(model, history, before=before, on_batch=on_batch, predicted=predicted)
 
 
-@form(nightly="form", workers=3)
+@form(workers=3)
 def built_by_an_odd_batch(scope):
     x, y = numbers(50)
     with scope():
@@ -154,7 +154,7 @@ def input_of_a_whole_batch(scope):
     return seen(model, model.fit(x, y, epochs=2, **{**KEPT, "batch_size": 4}))
 
 
-@form(nightly="form", workers=3)
+@form(workers=3)
 def ragged_words(scope):
     rows = [[1, 2], [3], [4, 5, 6], [2], [1, 1], [5], [6, 2], [3, 3, 3]]
     x, y = tf.ragged.constant(rows, dtype="int64"), np.arange(8, dtype="float32")[:, None]
@@ -189,12 +189,12 @@ def generators_that_end(scope):
     return of_unknown_length(scope)
 
 
-@form(nightly="form")
+@form()
 def generators_that_end_with_three_steps_a_call(scope):
     return of_unknown_length(scope, steps_per_execution=3)
 
 
-@form(nightly="form")
+@form()
 def generator_that_a_callback_ends(scope):
     class AtThree(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

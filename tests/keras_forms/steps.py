@@ -38,7 +38,7 @@ class OwnStep(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def own_train_step_with_the_compiled_loss(scope):
     x, y = numbers()
     with scope():
@@ -74,7 +74,7 @@ def functions_of_ones_own(scope):
     return seen(validation=model.fit(x, y, **words).history["val_loss"])
 
 
-@form()
+@form(often=True)
 def train_step_that_uses_its_metrics(scope):
     class Annealed(OwnStep):
         """The larger the error so far, the smaller the step."""
@@ -124,7 +124,7 @@ class Traced(OwnStep):
         return {"target": tf.reduce_mean(data[1])}
 
 
-@form()
+@form(often=True)
 def traced_train_step_with_unequal_parts(scope):
     x, y = numbers(101)
     with scope():
@@ -278,7 +278,7 @@ def gan_with_two_optimizers(scope):
     return seen(model, model.fit(x, epochs=2, shuffle=False, verbose=0))
 
 
-@form(nightly="form")
+@form()
 def contrastive(scope):
     class Contrastive(keras.Model):
         def __init__(self):
@@ -330,7 +330,7 @@ def distillation(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def own_compute_loss(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -348,7 +348,7 @@ def own_compute_loss(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
 
 
-@form(nightly="form")
+@form()
 def own_compute_metrics(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -364,7 +364,7 @@ def own_compute_metrics(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
 
 
-@form(nightly="kill", killed=True)
+@form(killed=True)
 def own_get_metrics_result(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -380,7 +380,7 @@ def own_get_metrics_result(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
 
 
-@form(nightly="form")
+@form()
 def own_test_step(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -437,7 +437,7 @@ def weights_in_an_own_step(scope):
     return seen(model, history)
 
 
-@form(nightly="form")
+@form()
 def metric_of_the_users(scope):
     class Positives(keras.metrics.Metric):
         def __init__(self, **words):

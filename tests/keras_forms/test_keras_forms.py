@@ -1,6 +1,11 @@
 """Each form, run by one process and by several workers, ends with the same numbers, or as it states.
 
 With FORMS_WORKERS=1,2,3 each is run with so many workers, besides the number that it states.
+
+Those that are `often` run for each change, all others each night. They are chosen by the lines of the trainer
+that they run in the workers: the form that runs the most lines a second of CPU which none before it has run
+comes next, and a group that needs new processes pays for them. Of what lines don't show there is one each:
+a kind of data, of refusal, of numeric type; three workers, two devices, a kill under each kind of data.
 """
 
 import os
@@ -37,8 +42,8 @@ def parameters(*, killed: bool = False) -> Iterator[Any]:
         for form in [one for one in forms if one.killed or not killed]:
             defect = form.resume_defect if killed else form.defect
             known = pytest.mark.xfail(strict=True, raises=FormDiffers, reason=defect)
-            is_nightly = form.nightly in (("form", "kill") if killed else ("form",))
-            marks = [*([known] if defect else []), *([pytest.mark.nightly] if is_nightly else [])]
+            is_often = form.often == "killed" if killed else form.often
+            marks = [*([known] if defect else []), *([] if is_often else [pytest.mark.nightly])]
             yield pytest.param(group, form, id=f"{group}/{form.name}", marks=marks)
 
 

@@ -23,12 +23,13 @@ BUCKET = ["--bucket", "0.02"]
 """Two in a hundred requests to a bucket fail, and some of those that repeat them."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "faults",
     [
         pytest.param([], id="sound"),
-        pytest.param(FAULTS, id="faulty", marks=pytest.mark.nightly),
-        pytest.param(BUCKET, id="bucket", marks=pytest.mark.nightly),
+        pytest.param(FAULTS, id="faulty"),
+        pytest.param(BUCKET, id="bucket"),
     ],
 )
 def test_a_job_that_is_killed_again_and_again_ends_with_the_same_weights(

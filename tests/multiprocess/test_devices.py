@@ -12,10 +12,9 @@ import pytest
 
 from support.trainer.processes import REPOSITORY
 
-SCRIPT = Path(__file__).parent / "scripts" / "two_devices.py"
-
-
 pytestmark = pytest.mark.nightly
+
+SCRIPT = Path(__file__).parent / "scripts" / "two_devices.py"
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,9 @@ from support.trainer.checkpoints import newest_step
 from support.trainer.processes import WorkerGroup
 from trainjob_trainer.contract.exits import ExitCode
 
+pytestmark = pytest.mark.nightly
+"""What each system call may fail with is played through in `trainer/test_storage_simulation.py`."""
+
 SCRIPT = Path(__file__).parent / "scripts" / "faulty_disk.py"
 EVER = "1000000"
 

@@ -19,6 +19,9 @@ from trainjob.core.manifests import build_pod
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.contract.exits import ExitCode
 
+pytestmark = pytest.mark.nightly
+"""The claims themselves are played through, operation by operation, in `trainer/test_fence.py`."""
+
 LIBRARY = Path(__file__).parent / "scripts" / "library_run.py", ("--epochs", "1000000"), {}
 PLAIN = PLAIN_SCRIPTS / "endless.py", (), {"PYTHONPATH": str(BOOTSTRAP)}
 

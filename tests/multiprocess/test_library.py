@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import socket
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from testbed.waiting import until
 
 from support.trainer.checkpoints import final_variables, largest_difference
 from support.trainer.processes import DEADLINE_SECONDS, WorkerGroup, jsonl
@@ -40,16 +38,17 @@ def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def wait_for_step(group: WorkerGroup, replica: str, step: int) -> dict[str, Any]:
-    """The first report of a replica that has come so far."""
-    until = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < until:
-        with contextlib.suppress(FileNotFoundError):
-            report = group.progress(replica)
-            if report.get("step", 0) >= step:
-                return report
-        time.sleep(0.05)
-    raise AssertionError(f"{replica} never came to step {step}:\n{group.report}")
+def is_waiting_for_worker_1(group: WorkerGroup) -> bool:
+    """By both reports; those of a moment in which the machine itself was slow say something else."""
+    try:
+        waiting, busy = (group.progress(f"worker-{index}") for index in (0, 1))
+        return (
+            busy["stepSeconds"] < 2 * busy["workSeconds"]
+            and waiting["stepSeconds"] > 2 * waiting["workSeconds"] > 0
+            and busy["workSeconds"] > 2 * waiting["workSeconds"]
+        )
+    except (FileNotFoundError, KeyError):
+        return False
 
 
 def test_two_workers_equal_one(two_workers: Path, one_worker: Path) -> None:
@@ -84,6 +83,7 @@ def _true_accuracy(output: Path) -> float:
     return float(np.mean(logits.argmax(axis=1) == (inputs.sum(axis=1) > 0)))
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_ends_the_other_and_a_restart_changes_no_weight(tmp_path: Path) -> None:
     dropout = ("--dropout", "0.3", "--epochs", "40")
     with WorkerGroup(SCRIPT, tmp_path / "whole", arguments=dropout) as group:
@@ -102,6 +102,7 @@ def test_a_killed_worker_ends_the_other_and_a_restart_changes_no_weight(tmp_path
     assert largest_difference(tmp_path / "whole", tmp_path / "cut", ("model", "optimizer")) < 1e-6
 
 
+@pytest.mark.nightly
 def test_a_finished_output_is_not_trained_again_but_for_more_epochs(one_worker: Path) -> None:
     with WorkerGroup(SCRIPT, one_worker, workers=1, uid="another") as group:
         assert group.wait() == {"worker-0": ExitCode.OUTPUT_FINISHED}, group.report
@@ -117,22 +118,21 @@ def test_a_finished_output_is_not_trained_again_but_for_more_epochs(one_worker: 
     assert (final.step, final.job_uid) == (56, "third")
 
 
+@pytest.mark.nightly
 def test_sigterm_saves_where_it_stands_and_a_slow_worker_is_known_till_then(tmp_path: Path) -> None:
     output = tmp_path / "output"
     slow = ("--epochs", "100000", "--examples", "3200", "--slow-worker-1", "0.001")
     # As under an agent, which waits while there is grace: without one a slow machine runs out of patience.
     with WorkerGroup(SCRIPT, output, arguments=slow, env={"TRAINJOB_STATE_DIR": str(tmp_path)}) as group:
-        waiting, busy = (wait_for_step(group, f"worker-{index}", 20) for index in (0, 1))
+        until(lambda: is_waiting_for_worker_1(group), what="a slow worker", seconds=DEADLINE_SECONDS)
         for process in group.processes.values():
             process.kill(signal.SIGTERM)
         assert set(group.wait().values()) == {ExitCode.PREEMPTED}, group.report
         saved = CheckpointStore(output / "checkpoints").steps()[-1]
         assert f"saved step {saved}" in group["worker-0"].output
-    assert busy["stepSeconds"] < 2 * busy["workSeconds"]
-    assert waiting["stepSeconds"] > 2 * waiting["workSeconds"] > 0
-    assert busy["workSeconds"] > 2 * waiting["workSeconds"]
 
 
+@pytest.mark.nightly
 def test_nan_ends_all_workers_with_the_step_and_the_worker_and_no_checkpoint_has_it(tmp_path: Path) -> None:
     # Example 120 is in the second half of the fourth batch of 32.
     with WorkerGroup(SCRIPT, tmp_path / "output", arguments=("--nan-example", "120")) as group:
@@ -144,6 +144,7 @@ def test_nan_ends_all_workers_with_the_step_and_the_worker_and_no_checkpoint_has
     assert CheckpointStore(tmp_path / "output" / "checkpoints").steps() == []
 
 
+@pytest.mark.nightly
 def test_a_batch_with_nan_is_skipped_by_all_workers_where_that_is_asked_for(tmp_path: Path) -> None:
     options = ("--nan-example", "75", "--on-nan", "skip", "--epochs", "2")
     with WorkerGroup(SCRIPT, tmp_path / "two", arguments=options) as group:
@@ -157,12 +158,14 @@ def test_a_batch_with_nan_is_skipped_by_all_workers_where_that_is_asked_for(tmp_
     assert largest_difference(tmp_path / "two", tmp_path / "one", ("model", "optimizer")) < 1e-5
 
 
+@pytest.mark.nightly
 def test_an_early_operation_is_explained(tmp_path: Path) -> None:
     with WorkerGroup(SCRIPT, tmp_path / "output", arguments=("--operation-first",)) as group:
         assert set(group.wait().values()) == {ExitCode.INVALID_CONFIGURATION}, group.report
         assert "ran before the distribution strategy" in group.progress("worker-0")["error"]["message"]
 
 
+@pytest.mark.nightly
 def test_workers_with_other_examples_are_refused(tmp_path: Path) -> None:
     with WorkerGroup(SCRIPT, tmp_path / "output", arguments=("--other-order",)) as group:
         assert set(group.wait().values()) == {ExitCode.INVALID_CONFIGURATION}, group.report
@@ -171,6 +174,7 @@ def test_workers_with_other_examples_are_refused(tmp_path: Path) -> None:
             assert message.startswith("worker-1 read other rows than worker-0")
 
 
+@pytest.mark.nightly
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

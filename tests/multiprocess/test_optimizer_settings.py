@@ -12,6 +12,8 @@ import pytest
 
 from support.trainer.processes import WorkerGroup
 
+pytestmark = pytest.mark.nightly
+
 SCRIPT = Path(__file__).parent / "scripts" / "optimizer_settings.py"
 CLOSE = {"float16": 1e-2, "bfloat16": 1e-2}
 """Differences of weights of about 1 that eight or eleven bits of a number allow; 1e-6 for the others."""

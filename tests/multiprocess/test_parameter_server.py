@@ -9,8 +9,10 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from support.cli.running import SCRIPTS, processes_of, started_run, write_job
-from support.trainer.processes import DEADLINE_SECONDS, jsonl
+from support.trainer.processes import DEADLINE_SECONDS, WorkerGroup, jsonl
 from trainjob_trainer.checkpoint.store import CheckpointStore
 
 STEPS, CHECKPOINT_EVERY = 1200, 100  # the latter is the script's
@@ -62,6 +64,18 @@ def training_processes(folder: Path) -> dict[int, dict[str, str]]:
     return found
 
 
+def test_a_chief_has_a_worker_train_what_a_server_holds(tmp_path: Path) -> None:
+    output, script = tmp_path / "output", SCRIPTS / "coordinated_job.py"
+    roles = {"chief": 1, "ps": 1}
+    with WorkerGroup(script, output, workers=1, more=roles, env={"STEPS": "200"}) as group:
+        assert group["chief-0"].wait() == 0, group.report
+        printed = group["chief-0"].output
+    assert re.findall(r"counted (\d+) steps, applied (\d+)", printed) == [("200", "200")], printed
+    assert CheckpointStore(output / "checkpoints").steps() == [100, 200]
+    assert applied_by(output, 200) == 200
+
+
+@pytest.mark.nightly
 def test_workers_that_die_are_started_again_alone(tmp_path: Path) -> None:
     output = tmp_path / "runs" / "training" / "digits"
     with started_run(job(tmp_path), tmp_path / "runs", "-v") as run:
@@ -105,6 +119,7 @@ def check_end(output: Path, printed: str) -> None:
     assert (counted, applied) == (STEPS, applied_by(output, STEPS))
 
 
+@pytest.mark.nightly
 def test_who_takes_all_along_to_the_last_checkpoint_and_a_request_to_stop_that_saves(tmp_path: Path) -> None:
     output = tmp_path / "runs" / "training" / "digits"
     with started_run(job(tmp_path, 10**6), tmp_path / "runs") as run:

@@ -20,8 +20,7 @@ from support.trainer.checkpoints import newest_step
 from support.trainer.processes import jsonl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-AT_NIGHT = ["tfrecords", "mixed_precision"]
-SMALL_EXAMPLES = ["plain_keras", "custom_loop", "parameter_server", *AT_NIGHT]
+SMALL_EXAMPLES = ["plain_keras", "custom_loop", "parameter_server", "tfrecords", "mixed_precision"]
 CRASHED = r"worker 1 crashed \(exit code 1: small_job\.py:42: ValueError: told to crash\) at step \d+"
 
 
@@ -29,6 +28,7 @@ def evaluations(output: Path) -> list[dict[str, Any]]:
     return list(jsonl(output / "evaluator" / "evaluations.jsonl"))
 
 
+@pytest.mark.nightly
 def test_the_main_job_is_tried_trains_scores_and_is_not_trained_again(tmp_path: Path) -> None:
     code, printed = finished_run(EXAMPLES / "digits.yaml", tmp_path, "--smoke")
     assert code == 0, printed
@@ -63,6 +63,7 @@ def test_the_main_job_is_tried_trains_scores_and_is_not_trained_again(tmp_path: 
     assert evaluations(output)[-1] == final
 
 
+@pytest.mark.nightly
 def test_the_script_in_the_readme_trains(tmp_path: Path) -> None:
     code, printed = finished_run(EXAMPLES / "train.py", tmp_path, "--workers", "2")
     assert code == 0, printed
@@ -73,10 +74,8 @@ def test_the_script_in_the_readme_trains(tmp_path: Path) -> None:
     assert final["metrics"]["accuracy"] >= 0.85
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(one, marks=[pytest.mark.nightly] if one in AT_NIGHT else []) for one in SMALL_EXAMPLES],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", SMALL_EXAMPLES)
 def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
     code, printed = finished_run(EXAMPLES / f"{name}.yaml", tmp_path)
     assert code == 0, printed
@@ -86,6 +85,7 @@ def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
     assert final["metrics"]["accuracy"] >= 0.93
 
 
+@pytest.mark.nightly
 def test_a_function_trains_from_a_notebook(tmp_path: Path) -> None:
     _, trained, figures, loaded = run_notebook("here", tmp_path, os.environ)
     assert len([each for each in trained if "text/html" in each.get("data", {})]) == 1
@@ -118,6 +118,7 @@ def test_a_worker_that_crashes_restarts_all_from_the_checkpoint(tmp_path: Path) 
     assert processes_of(tmp_path) == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["InPlace", "Recreate"])
 def test_workers_reach_each_other_where_a_proxy_is_set_that_reaches_nobody(
     strategy: str, tmp_path: Path
@@ -130,6 +131,7 @@ def test_workers_reach_each_other_where_a_proxy_is_set_that_reaches_nobody(
     assert newest_step(tmp_path / "runs" / "training" / "digits") == 60
 
 
+@pytest.mark.nightly
 def test_a_worker_whose_weights_have_come_apart_is_named_and_nothing_of_them_is_saved(tmp_path: Path) -> None:
     arguments = ("--batch", "30", "--flip-bit-after", "16")
     file = write_job(
@@ -156,6 +158,7 @@ def test_a_worker_whose_weights_have_come_apart_is_named_and_nothing_of_them_is_
     assert json.loads(final.read_text())["step"] == 42
 
 
+@pytest.mark.nightly
 def test_a_worker_that_all_others_wait_for_is_named(tmp_path: Path) -> None:
     slow = ("--epochs", "100000", "--examples", "3200", "--slow-worker-1", "0.001")
     file = write_job(tmp_path, SCRIPTS / "library_run.py", arguments=slow, evaluator=False)
@@ -167,6 +170,7 @@ def test_a_worker_that_all_others_wait_for_is_named(tmp_path: Path) -> None:
     assert re.search(told, line), line
 
 
+@pytest.mark.nightly
 def test_restarts_end_at_the_budget_and_the_first_failure_is_named(tmp_path: Path) -> None:
     file = write_job(
         tmp_path, SCRIPTS / "small_job.py", {"CRASH": "worker-1:30:9"}, maxRestarts=0, evaluator=False
@@ -184,6 +188,7 @@ PAUSE_SECONDS = 12.0
 """TensorFlow by itself, and agents that go by a clock, would give each other up after ten."""
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_paused_and_interrupted_ends_clean_and_resumes(tmp_path: Path) -> None:
     file = write_job(tmp_path, SCRIPTS / "small_job.py", {"STEPS": "1000000"}, evaluator=False)
     output = tmp_path / "runs" / "training" / "digits"

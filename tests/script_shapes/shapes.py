@@ -2,6 +2,10 @@
 
 Run by one process, a script is the reference. Run as a job, with one worker and with two, it says the same, whether
 it is killed or not; or it fails with its own exit code.
+
+Those that are `often` run for each change, all others each night: of each kind of
+script the one that takes the trainer's own way through it, with a kill where that matters: data, stages, an
+error that is caught, an exit code, what fails behind `fit`, a call of the library, a loop.
 """
 
 from dataclasses import dataclass
@@ -18,21 +22,20 @@ class Shape:
     script: str
     code: int = 0
     is_library: bool = False
-    says: str = ""
+    often: bool = False
 
 
 _STRATEGY = "strategy = tf.distribute.MultiWorkerMirroredStrategy()\n"
 _LIBRARY = "from trainjob_trainer import init, train_and_evaluate\n"
 
 
-def plain(name: str, script: str, code: int = 0) -> Shape:
-    return Shape(
-        name, "from common import *\n" + _STRATEGY + "with strategy.scope():\n    pass\n" + script, code
-    )
+def plain(name: str, script: str, code: int = 0, *, often: bool = False) -> Shape:
+    begin = "from common import *\n" + _STRATEGY + "with strategy.scope():\n    pass\n"
+    return Shape(name, begin + script, code, often=often)
 
 
-def library(name: str, script: str, code: int = 0) -> Shape:
-    return Shape(name, "from common import *\n" + _LIBRARY + script, code, is_library=True)
+def library(name: str, script: str, code: int = 0, *, often: bool = False) -> Shape:
+    return Shape(name, "from common import *\n" + _LIBRARY + script, code, is_library=True, often=often)
 
 
 STAGES = [
@@ -50,6 +53,7 @@ say("three", model.fit(batches, epochs=2, verbose=0))
 say("four", model.fit(rows.repeat().batch(12), steps_per_epoch=4, epochs=2, verbose=0))
 say("model", model)
 """,
+        often=True,
     ),
     plain(
         "a stage is skipped by its file, on one model, and the next one is killed",
@@ -64,6 +68,7 @@ else:
 say("two", model.fit(x, -y, batch_size=16, epochs=3, verbose=0, callbacks=[Kill()]))
 say("model", model)
 """,
+        often=True,
     ),
     plain(
         "a stage is skipped by its file, with a model of its own",
@@ -447,6 +452,7 @@ for size in (32, 16):
         say(f"size {size}", "out of memory")
 say("model", model)
 """,
+        often=True,
     ),
     plain(
         "training that Ctrl-C ends is saved",
@@ -489,6 +495,7 @@ EXITS = [
         "raise SystemExit(main())",
         "def main():\n    say('fit', fit(net()))\n    return 3\n\n\nraise SystemExit(main())\n",
         3,
+        often=True,
     ),
     plain("from sys import exit", "from sys import exit\nsay('fit', fit(net()))\nexit(4)\n", 4),
     plain("sys.exit with a number", "say('fit', fit(net()))\nsys.exit(5)\n", 5),
@@ -520,6 +527,7 @@ AFTER = [
         "an evaluation after fit fails once",
         "model = net()\nsay('fit', fit(model))\nsay('evaluated', model.evaluate(x, y, verbose=0))\nfails_once()\n"
         "say('predicted', model.predict(x, verbose=0).tolist())\n",
+        often=True,
     ),
     library(
         "an upload after train_and_evaluate fails once",
@@ -542,6 +550,7 @@ AFTER = [
         "one = train_and_evaluate(net, (x, y), (x, y), epochs=2, global_batch=16)\nsay('one', one.model)\n"
         "two = train_and_evaluate(net, (x, -y), (x, y), epochs=3, global_batch=16, checkpoint_every=4, callbacks=[Kill()])\n"
         "say('two', two.model)\nsay('steps', [one.step, two.step])\n",
+        often=True,
     ),
     library(
         "a fold of train_and_evaluate is skipped by its result",
@@ -560,6 +569,7 @@ AFTER = [
         "run = init()\nwith run.strategy.scope():\n    v = tf.Variable(0.0)\nrun.track(v=v)\n"
         "for step in run.steps(6):\n    v.assign_add(1.0)\nfor step in run.steps(12, checkpoint_every=2):\n    v.assign_add(2.0)\n"
         "    if step == 9 and ATTEMPT == 1 and RANK == 0:\n        os.kill(os.getpid(), 9)\nsay('v', float(v.numpy()))\n",
+        often=True,
     ),
 ]
 

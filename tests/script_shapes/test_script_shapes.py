@@ -34,8 +34,19 @@ def run_attempts(script: Path, root: Path, workers: int) -> list[dict[str, Ended
     return attempts
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.parametrize(
+    ("workers", "shape"),
+    [
+        pytest.param(
+            workers,
+            shape,
+            id=f"{shape.name}-{workers}",
+            marks=() if shape.often and workers == 2 else pytest.mark.nightly,
+        )
+        for shape in SHAPES
+        for workers in (1, 2)
+    ],
+)
 def test_a_script_says_what_one_process_says(workers: int, shape: Shape, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(shape.script)

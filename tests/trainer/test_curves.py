@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainjob_trainer.contract.curves import (
@@ -69,6 +69,7 @@ curves = st.dictionaries(
 )
 
 
+@settings(max_examples=settings.default.max_examples // 4)  # of hundreds of points each
 @given(curves, st.integers(2, LARGEST_CURVES))
 def test_text_is_never_too_long_and_reads_as_what_it_was_written_from(
     known: dict[str, dict[int, float]], largest: int

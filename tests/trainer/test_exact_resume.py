@@ -121,10 +121,10 @@ def train(folder: Path, data: Callable[..., Any], build: Callable[[], Any] = mod
     ("data", "build", "shuffle"),
     [
         (examples, model, True),
-        (shuffled_by_its_own, model, False),
+        pytest.param(shuffled_by_its_own, model, False, marks=pytest.mark.nightly),
         (shuffled_without_a_seed, model, False),
-        (endless, model, False),
-        (batches, model, True),
+        pytest.param(endless, model, False, marks=pytest.mark.nightly),
+        pytest.param(batches, model, True, marks=pytest.mark.nightly),
         (examples, two_optimizers, True),
         (examples, accumulating, True),
     ],

@@ -252,6 +252,8 @@ class Target:
 
 
 STARTS = [("1.1", "1.2"), ("1.9", "1.10"), ("1.9", "2.1"), ("9.1", "10.1")]
+QUARTER = settings(max_examples=settings.default.max_examples // 4)
+"""Of what a profile asks for: each example runs two writers through their lives."""
 RUNS = st.lists(st.tuples(st.sampled_from([OLD, NEW]), st.integers(1, 12)), max_size=40)
 
 
@@ -268,7 +270,7 @@ def test_a_writer_stopped_anywhere_wakes_up_when_its_successor_is_through() -> N
     assert stopped_at > 30  # it has been through a whole life
 
 
-@settings(max_examples=40, deadline=None)
+@QUARTER
 @given(runs=RUNS, generations=st.sampled_from(STARTS))
 def test_of_two_starts_the_newer_one_alone_goes_on(
     runs: Sequence[tuple[str, int]], generations: tuple[str, str]
@@ -279,7 +281,7 @@ def test_of_two_starts_the_newer_one_alone_goes_on(
         check_one_job(Path(name), *writers[:3])
 
 
-@settings(max_examples=40, deadline=None)
+@QUARTER
 @given(runs=RUNS, jobs=st.sampled_from([("a/digits", "a/digits"), ("a/digits", "b/digits")]))
 def test_of_two_jobs_one_goes_on_and_never_after_the_other_has_taken_over(
     runs: Sequence[tuple[str, int]], jobs: tuple[str, str]
@@ -295,7 +297,6 @@ def test_of_two_jobs_one_goes_on_and_never_after_the_other_has_taken_over(
         assert not lost or last != lost[0].who
 
 
-@settings(max_examples=300, deadline=None)
 @given(schedule=st.lists(st.sampled_from([OLD, NEW]), min_size=16, max_size=16))
 @pytest.mark.parametrize("uids", [("one", "one"), ("one", "other")], ids=["starts", "jobs"])
 def test_of_two_that_claim_at_the_same_moment_one_holds_the_folder(

@@ -100,6 +100,11 @@ def test_callbacks_are_called_as_fit_calls_them_with_held_out_metrics_too(tmp_pa
     same_weights(result.model, net)
 
 
+@pytest.fixture(scope="module")
+def fitted_twice() -> Any:
+    return fitted(2)
+
+
 @pytest.mark.parametrize(
     ("data", "settings"),
     [
@@ -127,8 +132,10 @@ def test_callbacks_are_called_as_fit_calls_them_with_held_out_metrics_too(tmp_pa
         "PyDataset",
     ],
 )
-def test_the_data_may_have_any_form(data: Any, settings: dict[str, Any], tmp_path: Path) -> None:
-    same_weights(trained(tmp_path, 2, data=data, **settings).model, fitted(2))
+def test_the_data_may_have_any_form(
+    data: Any, settings: dict[str, Any], tmp_path: Path, fitted_twice: Any
+) -> None:
+    same_weights(trained(tmp_path, 2, data=data, **settings).model, fitted_twice)
 
 
 def test_a_model_may_be_given_as_it_is_and_a_rest_of_the_rows_is_a_smaller_batch(tmp_path: Path) -> None:

@@ -405,6 +405,7 @@ print("alive")
 """
 
 
+@pytest.mark.nightly
 def test_a_dataset_is_kept_until_no_thread_reads_it() -> None:
     """TensorFlow's iterators free it before; glibc overwrites what is freed, so that a reader crashes."""
     [port] = free_ports(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.trainer.checkpoints import largest_difference
 from support.trainer.plain import SCRIPTS, run_job
 from trainjob_trainer import ExitCode
@@ -12,6 +14,7 @@ from trainjob_trainer.checkpoint.store import CheckpointStore
 SCRIPT = SCRIPTS / "flipped.py"
 
 
+@pytest.mark.nightly
 def test_it_is_found_before_it_is_saved_and_training_goes_back(tmp_path: Path) -> None:
     whole, flipped = tmp_path / "whole", tmp_path / "flipped"
     for root, env, code in (

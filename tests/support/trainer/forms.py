@@ -36,7 +36,7 @@ SCRIPT = Path(__file__).with_name("form_process.py")
 TOLERANCE = 1e-5
 SILENCE_SECONDS = 300.0
 """Without a word for so long, a form counts as hanging: on a loaded machine some take two minutes."""
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 60.0
 """What the other workers have to say of a form in which one has failed, they say within this time."""
 REFERENCE = "reference"
 
@@ -70,7 +70,8 @@ class Form:
         resume_shows: the same of its failure.
         refused: the sentence, or a part of it, with which it ends on every worker; then nothing is compared.
         ends_with_epoch: whose weights it ends with: the last one's, unless a callback puts others back.
-        nightly: what isn't run for each change: `form` for all of it, `kill` for the run that is killed.
+        often: what is run for each change, and not only each night: `True` for the form, `killed` for the
+            run that is killed as well.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Form:
     resume_shows: str = ""
     refused: str = ""
     ends_with_epoch: int = -1
-    nightly: str = ""
+    often: bool | str = False
 
     @property
     def group(self) -> str:
@@ -109,7 +110,7 @@ def form(
     resume_shows: str = "",
     refused: str = "",
     ends_with_epoch: int = -1,
-    nightly: str = "",
+    often: bool | str = False,
     alone: dict[str, tuple[Any, ...]] | None = None,
     only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -118,7 +119,8 @@ def form(
     With one worker of one device nothing is refused, and nothing differs but what `alone` states. With
     `only`, what several workers do depends on their number, and no other is tried.
 
-    Of several numbers of workers, each makes a form: `name-2` and `name-3`; the largest is `killed`.
+    Of several numbers of workers, each makes a form: `name-2` and `name-3`; `killed` and `often` are of the
+    largest.
     """
     return lambda function: function
 
@@ -133,10 +135,8 @@ def forms_in(file: Path, workers: tuple[int, ...] = ()) -> list[Form]:
         decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         for call in filter(_is_form, decorators):
             stated = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-            by_several, alone, refused, killed = (
-                stated.pop(name, default)
-                for name, default in (("differs", {}), ("alone", {}), ("refused", ""), ("killed", False))
-            )
+            by_several, alone = stated.pop("differs", {}), stated.pop("alone", {})
+            refused, killed, often = (stated.pop(name, False) for name in ("refused", "killed", "often"))
             own = stated.pop("workers", 2)
             counts = own if isinstance(own, tuple) else (own,)
             tried = {1} & {*workers} if stated.pop("only", False) else workers
@@ -148,8 +148,9 @@ def forms_in(file: Path, workers: tuple[int, ...] = ()) -> list[Form]:
                     file,
                     count,
                     differs={name: Differs(*words) for name, words in differs.items()},
-                    refused="" if is_alone else refused,
+                    refused="" if is_alone else refused or "",
                     killed=killed and count == max(counts),
+                    often=often if count == max(counts) else False,
                     **stated,
                 )
                 found.append(form_)

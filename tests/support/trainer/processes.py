@@ -95,7 +95,10 @@ class Process:
 
 
 class WorkerGroup:
-    """Workers and perhaps an evaluator, running one script; a context manager that leaves nobody behind."""
+    """Workers and perhaps an evaluator, running one script; a context manager that leaves nobody behind.
+
+    `more` are numbers of replicas of other roles.
+    """
 
     def __init__(
         self,
@@ -111,6 +114,7 @@ class WorkerGroup:
         ports: tuple[int, ...] = (),
         interpreter: tuple[str, ...] = (sys.executable,),
         uri: str = "",
+        more: Mapping[str, int] | None = None,
     ) -> None:
         self._output = output
         self._uri = uri
@@ -121,10 +125,11 @@ class WorkerGroup:
             "TRAINJOB_ATTEMPT": str(attempt),
             **(env or {}),
         }
-        ports = ports or tuple(free_ports(workers + evaluator))
-        self._cluster = {"worker": [f"127.0.0.1:{port}" for port in ports[:workers]]}
-        if evaluator:
-            self._cluster["evaluator"] = [f"127.0.0.1:{ports[workers]}"]
+        counts = {"worker": workers, "evaluator": int(evaluator), **(more or {})}
+        left = iter(ports or free_ports(sum(counts.values())))
+        self._cluster = {
+            role: [f"127.0.0.1:{next(left)}" for _ in range(count)] for role, count in counts.items() if count
+        }
         self.processes: dict[str, Process] = {}
 
     def __enter__(self) -> WorkerGroup:
