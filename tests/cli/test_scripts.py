@@ -99,6 +99,8 @@ def test_a_smoke_test_is_a_run_beside_the_job_and_the_next_one_takes_its_place(p
         assert "worker-0: true\n" in result.stdout
         assert "train-smoke is complete after" in result.stdout
         assert "  training      no step was taken\n" in result.stdout
+        assert not (real.with_name("train-smoke") / "mark").exists()
+        (real.with_name("train-smoke") / "mark").touch()
     assert {path.name for path in real.parent.iterdir()} == {"train", "train-smoke"}
     assert [path.name for path in real.iterdir()] == ["results"]
 
