@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.cli.server import CliServer
+
+
+@pytest.fixture(autouse=True)
+def _own_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run` replaces the handlers of its process, which are those of pytest here."""
+    monkeypatch.setattr(logging.root, "handlers", [])
 
 
 @pytest.fixture

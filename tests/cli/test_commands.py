@@ -58,12 +58,16 @@ def test_every_command_has_help(command: str) -> None:
     assert "Usage:" in result.stdout
 
 
-@pytest.mark.parametrize("command", [["--help"], ["validate", EXAMPLE], ["render", EXAMPLE]])
+@pytest.mark.parametrize("command", [["--version"], ["render", EXAMPLE]])
 def test_output_that_can_not_be_written_ends_in_a_sentence(command: list[str | Path]) -> None:
     program = Path(sys.executable).with_name("trainjob")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [program, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+            [program, *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     told = "the output can't be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, told)
@@ -72,7 +76,7 @@ def test_output_that_can_not_be_written_ends_in_a_sentence(command: list[str | P
 def test_complaints_that_can_not_be_written_keep_the_exit_code() -> None:
     program = Path(sys.executable).with_name("trainjob")
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([program, "validate", "missing.yaml"], stderr=full, check=False, timeout=60)
+        done = subprocess.run([program, "validate", "missing.yaml"], stderr=full, check=False)
     assert done.returncode == 2
 
 
@@ -97,7 +101,9 @@ def test_the_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).exit_code == 0
 
 
-def test_only_the_controller_needs_its_packages(tmp_path: Path) -> None:
+def test_no_command_waits_for_the_official_client_and_only_the_controller_needs_its_packages(
+    tmp_path: Path,
+) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(ANY_PROGRAM)
     code = """
@@ -106,23 +112,10 @@ sys.modules["kopf"] = sys.modules["prometheus_client"] = None
 from trainjob.cli import commands
 for name in commands._MODULES:
     commands.main.get_command(None, name)
+assert "kubernetes" not in sys.modules
 commands.main(["run", "job.yaml", "--plain"])
 """
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "any is complete" in done.stdout
-
-
-def test_no_command_waits_for_the_official_client_before_it_asks_for_something() -> None:
-    code = """
-import sys
-from trainjob.cli import commands
-for name in commands._MODULES:
-    commands.main.get_command(None, name)
-print([name for name in ("kopf", "kubernetes") if name in sys.modules])
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert result.stdout == "[]\n"

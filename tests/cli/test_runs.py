@@ -5,15 +5,17 @@ import errno
 import json
 import os
 import re
-import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
-from support.cli.program import SUCCEED, running, trainjob, write_job
+from support.cli.program import BARE, SUCCEED, running, write_job
 from support.cli.stored_jobs import call
+from support.golden import Golden
 from support.local.local_cluster import wait_gone
 from trainjob.client.problems import ClusterProblem
 from trainjob.client.run_record import RECORD_NAME, find_run
@@ -40,7 +42,16 @@ if role == "worker" and index == 0:
         json.dump({"step": 440, "jobUid": os.environ["TRAINJOB_UID"]}, marker)
 """
 )
-WHY = "start over: --fresh"
+OUTPUT = Path("runs/training/digits")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> Result:
+    return call("run", "job.yaml", *arguments)
 
 
 def rows() -> list[list[str]]:
@@ -58,7 +69,8 @@ def test_a_finished_run_is_complete_where_its_folder_cannot_be_looked_at_afterwa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainjob.client.local_run.results_in", be_away)
-    result = call("run", str(write_job(tmp_path)), "--folder", str(tmp_path / "runs"))
+    write_job(tmp_path, **BARE)
+    result = run()
     assert result.exit_code == 0, result.output
     assert "is complete" in result.output
 
@@ -67,20 +79,20 @@ def test_a_run_whose_folder_is_away_says_so_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainjob.client.local_run.read_run_folder", be_away)
-    result = call("run", str(write_job(tmp_path)), "--folder", str(tmp_path / "runs"))
+    write_job(tmp_path, **BARE)
+    result = run()
     assert result.exit_code == 1
     (line,) = result.output.splitlines()[-1:]
     assert "Stale file handle; check that its disk or server can be reached" in line
 
 
-def test_a_run_is_seen_changed_and_deleted_while_it_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = write_job(tmp_path, STAY)
-    output = tmp_path / "runs/training/digits"
-    with running("run", "-v", str(file), cwd=tmp_path) as run:
-        run.read_until("digits: Running: training on 2 workers")
+def test_a_run_is_seen_changed_and_deleted_while_it_trains(tmp_path: Path) -> None:
+    write_job(tmp_path, STAY, evaluator=False, restartStrategy="Recreate")
+    with running("run", "-v", "job.yaml", cwd=tmp_path) as training:
+        training.read_until("digits: Running: training on 2 workers")
+        second = run()
+        assert (second.exit_code, second.stdout) == (1, "")
+        assert f"(process {training.process.pid}) trains into" in second.stderr
         assert [row[:2] + row[-1:] for row in rows()] == [["digits", "Running", "runs/training/digits"]]
         title, place, *_ = call("get", "digits").stdout.splitlines()
         assert title == "digits   Running: training on 2 workers"
@@ -98,27 +110,27 @@ def test_a_run_is_seen_changed_and_deleted_while_it_trains(
         with running("logs", "digits", "-f", "--role", "worker", cwd=tmp_path) as following:
             following.read_until("worker-1: pid")
             assert call("scale", "digits", "--replicas", "3").stdout == "digits scaled to 3 workers\n"
-            run.read_until("digits: Running: training on 3 workers, attempt 2")
+            training.read_until("digits: Running: training on 3 workers, attempt 2")
             following.read_until("worker-2: pid", "worker-0: saving")
             assert call("suspend", "digits").stdout == "digits suspended\n"
-            run.read_until("digits: Suspended: ", "worker-2: saving")
+            training.read_until("digits: Suspended: ", "worker-2: saving")
             assert rows()[0][:2] == ["digits", "Suspended"]
             assert call("resume", "digits").stdout == "digits resumed\n"
-            run.read_until("digits: Running: training on 3 workers, attempt 3")
+            training.read_until("digits: Running: training on 3 workers, attempt 3")
 
             refused = call("delete", "digits")
             assert refused.exit_code == 2
             assert "this would remove runs/training/digits (" in refused.stderr
-            assert output.is_dir()
+            assert OUTPUT.is_dir()
             assert call("delete", "digits", "--yes").stdout == "digits deleted from this machine\n"
             assert following.finish() == 3
         assert following.lines[-1].startswith("digits was deleted (last seen: Running, ")
-        assert run.finish() == 3
-    assert run.lines[-1] == "digits was deleted; all its processes have ended"
-    assert not output.exists()
+        assert training.finish() == 3
+    assert training.lines[-1] == "digits was deleted; all its processes have ended"
+    assert not OUTPUT.exists()
     assert not socket.parent.exists()
     assert rows() == []
-    for pid in run.numbers_after("pid"):
+    for pid in training.numbers_after("pid"):
         wait_gone(pid)
 
 
@@ -132,17 +144,14 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_killed_run_is_interrupted(
-    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = write_job(tmp_path, STAY, workers=1, evaluator=False)
-    with running("run", "job.yaml", cwd=tmp_path) as run:
-        run.read_until("worker-0: training", "worker-0: pid")
+def test_a_killed_run_is_interrupted(temporary: Path, tmp_path: Path) -> None:
+    write_job(tmp_path, STAY, **BARE)
+    with running("run", "job.yaml", cwd=tmp_path) as training:
+        training.read_until("worker-0: training", "worker-0: pid")
         # The record is written every five seconds; the socket knows it at once.
-        run.read_until("digits: Running: ")
-        run.process.kill()
-    for pid in run.numbers_after("pid"):
+        training.read_until("digits: Running: ")
+        training.process.kill()
+    for pid in training.numbers_after("pid"):
         wait_gone(pid)
     socket = Path(find_run("digits").record.socket)  # type: ignore[union-attr]
     assert socket.exists()
@@ -156,42 +165,42 @@ def test_a_killed_run_is_interrupted(
     assert waited.stderr.endswith("continue with the same command: trainjob run job.yaml\n")
     assert call("scale", "digits", "--replicas", "2").exit_code == 1
     assert "worker-0: pid" in call("logs", "digits").stdout
-    assert call("delete", str(file.parent / "runs/training/digits"), "--yes").exit_code == 0
+    assert call("delete", str(OUTPUT), "--yes").exit_code == 0
     assert not socket.exists()
     assert not private.exists()
     assert rows() == []
 
 
-def test_a_finished_job_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_finished_job_is_answered_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     (tmp_path / "settings.json").write_text("1")
-    file = write_job(tmp_path, FINISH, workers=1, evaluator=False, restartStrategy="Recreate")
-    assert trainjob("run", str(file), cwd=tmp_path).returncode == 0
+    write_job(tmp_path, FINISH, **BARE)
+    assert run().exit_code == 0
 
-    def answer(*words: str, cwd: Path = tmp_path) -> str:
-        done = trainjob("run", *words, cwd=cwd)
-        assert (done.returncode, done.stderr) == (0, "")
+    def answer(*words: str) -> str:
+        done = call("run", *words)
+        assert (done.exit_code, done.stderr) == (0, "")
         return re.sub(r"just now|\d+ \w+ ago", "LATELY", done.stdout)
 
-    finished = f"digits is finished (step 440, LATELY); {WHY}\n"
-    assert answer(str(file)) == finished
+    finished = answer("job.yaml")
+    golden(finished)
     (tmp_path / "elsewhere").mkdir()
-    assert answer("../job.yaml", cwd=tmp_path / "elsewhere") == finished
-    assert answer(str(file), "--set", "spec.maxRestarts=9") == finished
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path / "elsewhere")
+        assert answer("../job.yaml") == finished
+    assert answer("job.yaml", "--set", "spec.maxRestarts=9") == finished
 
     # What the script reads has changed, and what it is called with.
     (tmp_path / "settings.json").write_text("2")
-    differs = (
-        "digits is finished, and this is another request: settings.json (changed); nothing was started; "
-    )
-    ways = "start over: --fresh; train it separately: --set metadata.name=NAME, or --new\n"
-    for _ in range(2):
-        third = trainjob("run", str(file), cwd=tmp_path)
-        assert (third.returncode, third.stdout, third.stderr) == (1, "", differs + ways)
-    other = trainjob("run", str(file), cwd=tmp_path, env={"TRAIN_SEED": "8"})
-    assert "another request: env TRAIN_SEED 8 (was not set), settings.json (changed); " in other.stderr
+    refused = run()
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert run().stderr == refused.stderr
+    with monkeypatch.context() as patch:
+        patch.setenv("TRAIN_SEED", "8")
+        golden(refused.stderr, run().stderr)
     (tmp_path / "settings.json").write_text("1")
-    assert answer(str(file)) == finished
+    assert answer("job.yaml") == finished
 
     assert [row[:3] for row in rows()] == [["digits", "Complete", "440/440"]]
     logs = call("logs", "digits")
@@ -201,43 +210,49 @@ def test_a_finished_job_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.
     waited = call("wait", "digits")
     assert (waited.exit_code, waited.stdout.splitlines()[0][:18]) == (0, "digits is complete")
 
-    (tmp_path / "runs/training/digits" / RECORD_NAME).write_text("no record")
-    assert "without a record of its request" in trainjob("run", str(file), cwd=tmp_path).stderr
+    (OUTPUT / RECORD_NAME).write_text("no record")
+    assert run().exit_code == 1
     (tmp_path / "settings.json").write_text("2")
-    assert trainjob("run", str(file), "--fresh", cwd=tmp_path).returncode == 0
+    assert run("--fresh").exit_code == 0
     assert "worker-0: greeting 2\n" in call("logs", "digits").stdout
 
 
 def test_another_request_gets_a_run_of_its_own_where_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "settings.json").write_text("1")
     print_rate = "print('rate', sys.argv[1:], os.environ['TRAINJOB_OUTPUT_DIR'], flush=True)\n"
-    write_job(tmp_path, print_rate + FINISH, workers=1, evaluator=False, restartStrategy="Recreate")
+    write_job(tmp_path, print_rate + FINISH, **BARE)
 
-    def run(*arguments: str, **env: str) -> str:
-        result = trainjob("run", "job.yaml", *arguments, cwd=tmp_path, env=env)
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
+    def outcome(*arguments: str) -> str:
+        """The folder of the run that has started, or what is said of the one that has finished."""
+        monkeypatch.setattr(sys, "argv", ["trainjob", "run", "job.yaml", *arguments])
+        result = run(*arguments)
+        assert result.exit_code == 0, result.output
+        if started := re.search(rf"rate {re.escape(str([arguments[-1]]))} (.*)\n", result.stdout):
+            return Path(started[1]).name
+        return " ".join(result.stdout.split()[:3])
 
-    output = tmp_path / "runs/training/digits"
-    assert f"rate ['0.02'] {output}\n" in run("--new", "--", "0.02")
-    assert f"rate ['0.07'] {output}.2\n" in run("--new", "--", "0.07")
-    assert f"rate ['0.5'] {output}.3\n" in run("--", "0.5", TRAINJOB_NEW="1")
-    assert run("--new", "--", "0.02").startswith("digits is finished (step 440, ")
-    assert run("--", "0.02").startswith("digits is finished (step 440, ")
-    assert run("--new", "--", "0.07").startswith("digits.2 is finished (step 440, ")
-    assert run("--", "0.5", TRAINJOB_NEW="true").startswith("digits.3 is finished (step 440, ")
-    assert (output.parent / "digits.2/checkpoints/final.json").exists()
-    assert "rate ['0.07']" in call("logs", "digits.2").stdout
-    record = json.loads((output.parent / "digits.3" / RECORD_NAME).read_text())
+    assert outcome("--new", "--", "0.02") == "digits"
+    assert outcome("--new", "--", "0.07") == "digits.2"
+    monkeypatch.setenv("TRAINJOB_NEW", "1")
+    assert outcome("--", "0.5") == "digits.3"
+    record = json.loads((OUTPUT.with_name("digits.3") / RECORD_NAME).read_text())
     assert record["command"] == "trainjob run --new job.yaml -- 0.5"
-    assert f"rate ['0.07'] {output}\n" in run("--fresh", "--", "0.07")
+    monkeypatch.setenv("TRAINJOB_NEW", "true")
+    assert outcome("--", "0.5") == "digits.3 is finished"
+    monkeypatch.delenv("TRAINJOB_NEW")
+    assert outcome("--new", "--", "0.02") == "digits is finished"
+    assert outcome("--", "0.02") == "digits is finished"
+    assert outcome("--new", "--", "0.07") == "digits.2 is finished"
+    assert OUTPUT.with_name("digits.2").joinpath("checkpoints/final.json").exists()
+    assert "rate ['0.07']" in call("logs", "digits.2").stdout
+    assert outcome("--fresh", "--", "0.07") == "digits"
     assert {row[0] for row in rows()} == {"digits", "digits.2", "digits.3", "digits.4"}
-    refused = trainjob("run", "job.yaml", "--resume", "digits.2", "--", "0.02", cwd=tmp_path)
-    assert "digits.2 is finished, and this is another request: arguments 0.02 (was 0.07); " in refused.stderr
-    assert (output.parent / "digits.2").is_dir()
+    refused = run("--resume", "digits.2", "--", "0.02")
+    assert refused.exit_code == 1
+    golden(refused.stderr)
+    assert OUTPUT.with_name("digits.2").is_dir()
 
 
 SAVE = """
@@ -248,47 +263,39 @@ sys.exit(0 if os.path.exists("end") else 1)
 """
 
 
-def test_an_unfinished_run_continues_with_other_code_and_not_with_other_arguments(tmp_path: Path) -> None:
-    job = {"workers": 1, "evaluator": False, "restartStrategy": "Recreate", "maxRestarts": 0}
+def test_an_unfinished_run_continues_with_other_code_and_not_with_other_arguments(
+    tmp_path: Path, golden: Golden
+) -> None:
+    job = {**BARE, "maxRestarts": 0}
     write_job(tmp_path, "sys.exit(2)", **job)
-    assert trainjob("run", "job.yaml", "--", "0.2", cwd=tmp_path).returncode == 1
+    assert run("--", "0.2").exit_code == 1
     write_job(tmp_path, SAVE, **job)
     # Nothing was saved, so there is nothing to continue that belongs to another request.
-    assert trainjob("run", "job.yaml", "--", "0.02", cwd=tmp_path).returncode == 1
-    record = (tmp_path / "runs/training/digits" / RECORD_NAME).read_text()
-    refused = trainjob("run", "job.yaml", "--", "0.07", cwd=tmp_path)
-    told = (
-        "digits isn't finished, and this is another request: arguments 0.07 (was 0.02); nothing was started; "
-    )
-    assert (refused.returncode, refused.stdout, refused.stderr[: len(told)]) == (1, "", told)
-    assert (tmp_path / "runs/training/digits" / RECORD_NAME).read_text() == record
+    assert run("--", "0.02").exit_code == 1
+    record = (OUTPUT / RECORD_NAME).read_text()
+    refused = run("--", "0.07")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    golden(refused.stderr)
+    assert (OUTPUT / RECORD_NAME).read_text() == record
     write_job(tmp_path, SAVE + "# corrected", **job)
     (tmp_path / "end").touch()
-    continued = trainjob("run", "job.yaml", "--", "0.02", cwd=tmp_path)
-    assert continued.returncode == 0, continued.stdout + continued.stderr
+    continued = run("--", "0.02")
+    assert continued.exit_code == 0, continued.output
     assert " trainjob: continuing with train.py (changed)\n" in continued.stdout
     assert "worker-0: arguments ['0.02']\n" in continued.stdout
 
 
-def test_a_longer_training_that_the_trainer_refuses_leaves_the_finished_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_longer_training_that_the_trainer_refuses_leaves_the_finished_run(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text("1")
     finished = "if os.path.exists(os.environ['TRAINJOB_CHECKPOINT_DIR'] + '/final.json'): sys.exit(81)\n"
-    job = {"workers": 1, "evaluator": False, "restartStrategy": "Recreate"}
-    write_job(tmp_path, finished + FINISH, **job)
-
-    def run(epochs: str) -> subprocess.CompletedProcess[str]:
-        return trainjob("run", "job.yaml", "--", "--epochs", epochs, cwd=tmp_path)
-
-    assert run("9").returncode == 0
-    record = json.loads((tmp_path / "runs/training/digits" / RECORD_NAME).read_text())
+    write_job(tmp_path, finished + FINISH, **BARE)
+    assert run("--", "--epochs", "9").exit_code == 0
+    record = json.loads((OUTPUT / RECORD_NAME).read_text())
     for _ in range(2):
-        longer = run("20")
-        assert longer.returncode == 1
+        longer = run("--", "--epochs", "20")
+        assert longer.exit_code == 1
         assert " trainjob: continuing with --epochs 20 (was 9)\n" in longer.stdout
-    assert json.loads((tmp_path / "runs/training/digits" / RECORD_NAME).read_text()) == record
+    assert json.loads((OUTPUT / RECORD_NAME).read_text()) == record
     assert rows()[0][:2] == ["digits", "Complete"]
-    assert "--epochs 5 (was 9); nothing was started" in run("5").stderr
-    assert run("9").stdout.startswith("digits is finished (step 440, ")
+    assert "--epochs 5 (was 9); nothing was started" in run("--", "--epochs", "5").stderr
+    assert run("--", "--epochs", "9").stdout.startswith("digits is finished (step 440, ")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import Result
 
-from support.cli.program import trainjob, write_job
+from support.cli.program import write_job
 from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import call, stored_job
@@ -49,9 +49,10 @@ def printed(*arguments: str) -> dict[str, Any]:
     return job
 
 
-def test_a_script_is_run_with_its_arguments(project: Path) -> None:
-    result = trainjob("run", "train.py", "--no-evaluator", "--plain", "--", "--epochs", "9", cwd=project)
-    assert result.returncode == 0, result.stdout + result.stderr
+@pytest.mark.usefixtures("project")
+def test_a_script_is_run_with_its_arguments() -> None:
+    result = call("run", "train.py", "--no-evaluator", "--plain", "--", "--epochs", "9")
+    assert result.exit_code == 0, result.output
     assert "worker-0: says hello --epochs 9 train\n" in result.stdout
 
 
@@ -93,11 +94,13 @@ def test_a_smoke_test_is_a_run_beside_the_job_and_the_next_one_takes_its_place(p
     real.mkdir(parents=True)
     (real / "results").touch()
     for _ in range(2):
-        result = trainjob("run", "train.py", "--no-evaluator", "--plain", "--smoke", cwd=project)
-        assert result.returncode == 0, result.stdout + result.stderr
+        result = call("run", "train.py", "--no-evaluator", "--plain", "--smoke")
+        assert result.exit_code == 0, result.output
         assert "worker-0: true\n" in result.stdout
         assert "train-smoke is complete after" in result.stdout
         assert "  training      no step was taken\n" in result.stdout
+        assert not (real.with_name("train-smoke") / "mark").exists()
+        (real.with_name("train-smoke") / "mark").touch()
     assert {path.name for path in real.parent.iterdir()} == {"train", "train-smoke"}
     assert [path.name for path in real.iterdir()] == ["results"]
 

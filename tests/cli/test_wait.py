@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import signal
 import threading
 from pathlib import Path
 
 import pytest
 
-from support.cli.program import GUARD_SECONDS, running, terminal
+from support.cli.program import GUARD_SECONDS, terminal
 from support.cli.requests import Answer, Asked, Break
 from support.cli.server import CliServer
-from support.cli.stored_jobs import Beside, call, stored_job
+from support.cli.stored_jobs import Beside, call, interrupt, let_time_pass, stored_job
 
 FIRST = {"rank": "worker-1", "reason": "Crashed", "exitCode": 1, "logTail": "ValueError: boom"}
 
@@ -45,11 +44,12 @@ def test_it_waits_and_reports_progress(api: CliServer) -> None:
     assert result.stderr == "digits: Pending: starting 2 workers\ndigits: Running: training on 2 workers\n"
 
 
-def test_the_time_is_over(api: CliServer) -> None:
+def test_the_time_is_over(api: CliServer, monkeypatch: pytest.MonkeyPatch) -> None:
     api.put(stored_job("Running", message="training on 2 workers"))
-    result = call("wait", "digits", "--timeout", "0.2s")
+    let_time_pass(5400, lambda: api.count("watch") == 1, monkeypatch)
+    result = call("wait", "digits", "--timeout", "1h30m")
     assert result.exit_code == 124
-    assert result.stderr.endswith("not over after 0.2 s; digits: Running: training on 2 workers\n")
+    assert result.stderr.endswith("not over after 5400 s; digits: Running: training on 2 workers\n")
 
 
 def test_a_job_that_is_deleted_meanwhile(api: CliServer) -> None:
@@ -117,24 +117,22 @@ def test_a_job_that_is_not_there(api: CliServer) -> None:
     assert result.stderr == "there is no TrainJob 'digit' in namespace default; did you mean digits?\n"
 
 
-def test_ctrl_c(api: CliServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [("wait",), ("logs", "-f")])
+def test_ctrl_c(command: tuple[str, ...], api: CliServer) -> None:
     api.put(stored_job("Running", message="training"))
-    with running("wait", "digits", cwd=tmp_path) as process:
-        process.read_until("digits: Running: training")
-        process.process.send_signal(signal.SIGINT)
-        assert process.finish() == 130
-        assert process.lines == ["digits: Running: training"]
+    with api.once(lambda: api.count("watch") == 1, interrupt):
+        result = call(*command, "digits")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr.removeprefix("trainjob: ") == "digits: Running: training\n"
 
 
-def test_ctrl_c_while_the_server_does_not_answer(api: CliServer, tmp_path: Path) -> None:
+def test_ctrl_c_while_the_server_does_not_answer(api: CliServer) -> None:
     answers = threading.Event()
     api.rules.append(lambda _: answers.wait(GUARD_SECONDS) and None)
-    with running("wait", "digits", cwd=tmp_path) as process:
-        api.wait_until(lambda: api.count("get") == 1)
-        process.process.send_signal(signal.SIGINT)
-        assert process.finish() == 130
-        assert process.lines == []
+    with api.once(lambda: api.count("get") == 1, interrupt):
+        result = call("wait", "digits")
     answers.set()
+    assert (result.exit_code, result.output) == (130, "")
 
 
 def test_on_a_terminal_one_line_is_kept_up_to_date(api: CliServer, tmp_path: Path) -> None:

@@ -95,18 +95,18 @@ def test_equal_lines_are_counted() -> None:
 )
 @pytest.mark.parametrize("start", [b"2026-01-02T03:04:05.000000000Z ", b""])
 def test_a_line_without_an_end_is_read_once_and_kept_in_part(start: bytes, piece: bytes, shown: str) -> None:
-    """32 MiB of it took minutes when each piece was added to all before."""
+    """When each piece was added to all before, 32 MiB of it took minutes."""
     cursor = LogCursor()
     tracemalloc.start()
     assert cursor.feed(start) == []
-    for _ in range(2048):
+    for _ in range(512):
         assert cursor.feed(piece) == []
     (line,) = cursor.feed(b"\n")
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert line.text[:100] == shown
     assert len(line.text) < (1 << 20) + 100
-    assert most < 24 << 20
+    assert most < 7 << 20  # of 8
 
 
 @given(st.lists(st.binary(max_size=60)), st.lists(st.integers(0, 2000), max_size=9), st.booleans())

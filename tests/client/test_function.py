@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -133,46 +132,51 @@ print(json.dumps(json.loads(identity)["identity"]))
 """
 
 
-def _identify(text: str, folder: Path, name: str, seed: str) -> dict[str, Any]:
-    (folder / name).write_text(text)
+RUN_ALL = "import json, sys\nfor cell in json.load(sys.stdin): exec(cell)"
+
+
+def _identify(cells: Sequence[str], seed: str) -> list[dict[str, Any]]:
+    """Return what each cell prints; all are run in one other process."""
     found = subprocess.run(
-        [sys.executable, name],
-        cwd=folder,
+        [sys.executable, "-c", RUN_ALL],
         env={**os.environ, "PYTHONHASHSEED": seed},
+        input=json.dumps(cells),
         capture_output=True,
         text=True,
         check=True,
     )
-    return dict(json.loads(found.stdout))
+    return [json.loads(line) for line in found.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "differs"),
-    [
-        ("# a remark", "# another one", ""),
-        ("\nRATE", "\n\n\nRATE", ""),
-        ('{"b", "a", "c"}', '{"c", "b", "a"}', ""),
-        ("RATES = history = 1", "RATES = history = 2", ""),  # only attributes have these names
-        ("RATE = 0.5", "RATE = 0.6", "function"),
-        ('"c"}', '"d"}', "function"),
-        ("arange(3)", "arange(4)", "function"),
-        ("size = 3", "size = 4", "function layers"),
-        ("self.own = 1", "self.own = 2", "function layers"),
-        ("x * self.size", "x + self.size", "function layers"),
-        ('("a", "b") else', '("a", "c") else', "function"),
-        ("build(2)", "build(3)", "function"),
-        ('names=("x",)', 'names=("y",)', "function"),
-        ("build(2)", "functools.partial(build(2), names=())", "function"),
-        ('{"x", "y"}', '{"x", "z"}', "function"),
-        ('"lr": 0.01', '"lr": 0.02', "lr"),
-        ("{3, 4}", "{3, 5}", "deep"),
-        ("[LAYER]", "[LAYER, LAYER]", "layers"),
-    ],
-)
-def test_a_function_is_known_by_what_it_does(old: str, new: str, differs: str, tmp_path: Path) -> None:
-    first = _identify(CELL, tmp_path, "first.py", "1")
-    second = _identify(CELL.replace(old, new), tmp_path, "second.py", "2")
+CHANGES = [
+    ("# a remark", "# another one", ""),
+    ("\nRATE", "\n\n\nRATE", ""),
+    ('{"b", "a", "c"}', '{"c", "b", "a"}', ""),
+    ("RATES = history = 1", "RATES = history = 2", ""),  # only attributes have these names
+    ("RATE = 0.5", "RATE = 0.6", "function"),
+    ('"c"}', '"d"}', "function"),
+    ("arange(3)", "arange(4)", "function"),
+    ("size = 3", "size = 4", "function layers"),
+    ("self.own = 1", "self.own = 2", "function layers"),
+    ("x * self.size", "x + self.size", "function layers"),
+    ('("a", "b") else', '("a", "c") else', "function"),
+    ("build(2)", "build(3)", "function"),
+    ('names=("x",)', 'names=("y",)', "function"),
+    ("build(2)", "functools.partial(build(2), names=())", "function"),
+    ('{"x", "y"}', '{"x", "z"}', "function"),
+    ('"lr": 0.01', '"lr": 0.02', "lr"),
+    ("{3, 4}", "{3, 5}", "deep"),
+    ("[LAYER]", "[LAYER, LAYER]", "layers"),
+]
+"""What is replaced by what, and the parts of the request that differ then."""
+
+
+def test_a_function_is_known_by_what_it_does() -> None:
+    (first,) = _identify([CELL], "1")
     assert first["kwargs"]["lr"] == 0.01
-    different = {name for name in first["kwargs"] if first["kwargs"][name] != second["kwargs"][name]}
-    different |= {"function"} if first["function"] != second["function"] else set()
-    assert different == set(differs.split())
+    changed = [CELL.replace(old, new) for old, new, _ in CHANGES]
+    assert CELL not in changed
+    for (old, new, differs), second in zip(CHANGES, _identify(changed, "2"), strict=True):
+        different = {name for name in first["kwargs"] if first["kwargs"][name] != second["kwargs"][name]}
+        different |= {"function"} if first["function"] != second["function"] else set()
+        assert different == set(differs.split()), f"{old} -> {new}"

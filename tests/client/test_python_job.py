@@ -8,8 +8,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
-from support.cli.stored_jobs import RUNNING, ended, stored_job, stored_pod
+from support.cli.stored_jobs import RUNNING, ended, interrupt, stored_job, stored_pod
 from trainjob import ClusterProblem, Job, JobFailed, NoCluster, NoJob, Trainer, jobs
 from trainjob.client import background
 
@@ -36,20 +34,6 @@ FAILURE = {
 
 def at(second: int, text: str) -> str:
     return f"2026-01-02T03:04:{second:02}.000000000Z {text}"
-
-
-@contextmanager
-def beside(api: CliServer, condition: Callable[[], bool], work: Callable[[], Any]) -> Iterator[None]:
-    """Do something in a thread once the server has seen what the condition asks for."""
-
-    def wait_and_work() -> None:
-        api.wait_until(condition)
-        work()
-
-    thread = threading.Thread(target=wait_and_work, daemon=True)
-    thread.start()
-    yield
-    thread.join()
 
 
 # Each call has its twin.
@@ -155,7 +139,7 @@ def test_waiting_prints_what_changes_and_returns_the_job(
     def complete() -> None:
         api.put(stored_job("Complete", message="training has finished"))
 
-    with beside(api, lambda: api.count("watch") > 0, complete):
+    with api.once(lambda: api.count("watch") > 0, complete):
         assert job.wait(timeout="1h").status.state == "Complete"
     assert capsys.readouterr().err.splitlines() == [
         "trainjob: digits: Running: training on 2 workers",
@@ -200,13 +184,7 @@ def test_the_time_to_wait_is_limited(api: CliServer) -> None:
 def test_ctrl_c_ends_the_wait_and_not_the_job(api: CliServer, capsys: pytest.CaptureFixture[str]) -> None:
     api.put(stored_job())
     job = Job.attach("digits")
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        signal.pthread_kill(main, signal.SIGINT)
-
-    with beside(api, lambda: api.count("watch") > 0, interrupt), pytest.raises(KeyboardInterrupt):
+    with api.once(lambda: api.count("watch") > 0, interrupt), pytest.raises(KeyboardInterrupt):
         job.wait()
     assert "trainjob: digits continues (namespace default): Job.attach('digits').wait() waits" in (
         capsys.readouterr().err
@@ -220,10 +198,10 @@ def test_an_interrupted_cell_leaves_the_job_and_says_so(api: CliServer) -> None:
     cell = new_code_cell("from trainjob import Job\nJob.attach('digits').wait()")
     notebook = NotebookClient(new_notebook(cells=[cell]), kernel_name="python3", allow_errors=True)
 
-    def interrupt() -> None:
+    def press_stop() -> None:
         os.killpg(notebook.km.provisioner.pgid, signal.SIGINT)  # as Jupyter's button does
 
-    with beside(api, lambda: api.count("watch") > 0, interrupt):
+    with api.once(lambda: api.count("watch") > 0, press_stop):
         notebook.execute()
     said = [output.get("text", output.get("ename")) for output in cell.outputs]
     again = "Job.attach('digits').wait() waits for it again, Job.attach('digits').delete() ends it"
@@ -286,8 +264,6 @@ def test_logs_without_a_reader_are_closed() -> None:
 
 def test_ctrl_c_lets_a_call_clean_up() -> None:
     started, cleaned = threading.Event(), threading.Event()
-    main = threading.main_thread().ident
-    assert main is not None
 
     async def call() -> None:
         started.set()
@@ -297,11 +273,7 @@ def test_ctrl_c_lets_a_call_clean_up() -> None:
             await asyncio.sleep(0)
             cleaned.set()
 
-    def interrupt() -> None:
-        started.wait()
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt, daemon=True)
+    thread = threading.Thread(target=lambda: started.wait() and interrupt(), daemon=True)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         background.run(call())

@@ -44,10 +44,6 @@ def saves(ends_well: bool = True) -> None:
 saves_and_fails = functools.partial(saves, False)
 
 
-def finds_it_finished() -> None:
-    sys.exit(81)
-
-
 CLUSTER = {"image": "example.com/tf:1", "output": "claim:training"}
 
 
@@ -207,19 +203,10 @@ def test_a_function_trains_here_in_two_processes(project: Path, capsys: pytest.C
 
 def test_a_failure_here_is_raised_and_what_cannot_start_is_said(project: Path) -> None:
     with pytest.raises(JobFailed) as failed:
-        Trainer(fails, evaluator=False).run()
-    assert (failed.value.replica, failed.value.exit_code) == ("worker-0", 1)
+        Trainer(fails, evaluator=False).run(smoke=True)
+    assert (failed.value.name, failed.value.replica, failed.value.exit_code) == ("fails-smoke", "worker-0", 1)
     assert "TypeError: no such thing" in failed.value.log
     assert "and call run() again" in str(failed.value)
-    with pytest.raises(JobFailed, match="fails-smoke failed"):
-        Trainer(fails, evaluator=False).run(smoke=True)
-    Trainer(train_digits, kwargs={"number": 1}, name="one", evaluator=False).run()
-    another = r"one is finished, and this is another request: kwargs number 2 \(was 1\); nothing was .*name="
-    with pytest.raises(ClusterProblem, match=another):
-        Trainer(train_digits, kwargs={"number": 2}, name="one", evaluator=False).run()
-    with pytest.raises(JobFailed, match=r"found a finished run in its output"):
-        Trainer(finds_it_finished, evaluator=False).run()
-    (project / "runs" / "training" / "taken").parent.mkdir(parents=True, exist_ok=True)
     (project / "runs" / "training" / "taken").write_text("a file")
     with pytest.raises(ClusterProblem, match=r"can't write into .*taken is a file, not a folder"):
         Trainer(command=[sys.executable, "-c", ""], name="taken").run()
@@ -230,26 +217,15 @@ def test_a_corrected_function_continues_and_another_one_has_a_run_of_its_own(
 ) -> None:
     with pytest.raises(JobFailed, match="a mistake"):
         Trainer(saves_and_fails, evaluator=False).run()
-    with pytest.raises(
-        ClusterProblem, match=r"saves isn't finished, and this is another request: kwargs ends_well"
-    ):
-        Trainer(saves, kwargs={"ends_well": True}, evaluator=False).run()
-    Trainer(saves, evaluator=False).run()
+    other = Trainer(saves, kwargs={"ends_well": True}, evaluator=False)
+    with pytest.raises(ClusterProblem, match=r"another request: kwargs ends_well .*name="):
+        other.run()
+    assert Trainer(saves, evaluator=False).run().name == "saves"
     assert "trainjob: saves: continuing with the function (changed)\n" in capsys.readouterr().err
-    Trainer(saves, evaluator=False).run()  # it is finished
-    assert "continuing" not in capsys.readouterr().err
-
-    def result(number: int, **options: bool) -> tuple[str, object]:
-        job = Trainer(train_digits, kwargs={"number": number}, evaluator=False).run(**options)
-        return job.name, job.result()["number"]
-
-    assert [result(number, new=True) for number in (1, 2, 1)] == [
-        ("train-digits", 3),
-        ("train-digits.2", 6),
-        ("train-digits", 3),
-    ]
+    assert other.run(new=True).name == "saves.2"
     monkeypatch.setenv("TRAINJOB_NEW", "1")
-    assert [result(number) for number in (2, 4)] == [("train-digits.2", 6), ("train-digits.3", 12)]
+    assert other.run().name == "saves.2"  # it is finished
+    assert "continuing" not in capsys.readouterr().err
 
 
 def test_a_start_that_is_interrupted_leaves_no_process(

@@ -25,6 +25,8 @@ from trainjob.client.web.live_jobs import LiveJobs
 from trainjob.client.web.server import serve
 from trainjob.cluster.protocol import PostedEvent
 
+pytestmark = pytest.mark.cluster  # it needs a browser
+
 EVIL = "<img src=x onerror=alert(1)>"
 HARMLESS = "I0000 00:00:00.000000 1 cpu.cc:1] harmless"
 

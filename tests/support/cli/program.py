@@ -34,6 +34,10 @@ CONTEXT = click.Context(main, **main.context_settings)
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
+LONE: dict[str, Any] = {"workers": 1, "evaluator": False}
+BARE: dict[str, Any] = {**LONE, "restartStrategy": "Recreate"}
+"""The job that takes least: one process, without an agent."""
+
 # Fast to start; the scripts of the tests use `report(...)` as a training process would.
 PREAMBLE = """
 import json, os, signal, sys, time

@@ -102,6 +102,19 @@ class CliServer:
         with self.changed:
             assert self.changed.wait_for(condition, GUARD_SECONDS), self.asked
 
+    @contextmanager
+    def once(self, condition: Callable[[], bool], work: Callable[[], object]) -> Iterator[None]:
+        """Do something in a thread once requests or objects show what the condition asks for."""
+
+        def wait_and_work() -> None:
+            self.wait_until(condition)
+            work()
+
+        thread = threading.Thread(target=wait_and_work, daemon=True)
+        thread.start()
+        yield
+        thread.join()
+
     def count(self, verb: str, plural: str = "trainjobs") -> int:
         return sum((a.verb, a.plural) == (verb, plural) for a in self.asked)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
+import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from support.cli.program import NOW, build_run
@@ -90,6 +94,34 @@ def call(*arguments: str, stdin: str | None = None) -> Result:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+def interrupt() -> None:
+    """Have the main thread receive what Ctrl-C sends."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+def let_time_pass(limit: float, condition: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a command's limit of so many seconds end once the condition holds, however long that takes."""
+
+    def timeout(seconds: float | None) -> asyncio.Timeout:
+        if seconds != limit:
+            return usual(seconds)
+        ends, loop = usual(None), asyncio.get_running_loop()
+
+        def end() -> None:
+            if condition():
+                ends.reschedule(loop.time())
+            else:
+                loop.call_later(0.01, end)
+
+        loop.call_soon(end)
+        return ends
+
+    usual = asyncio.timeout
+    monkeypatch.setattr(asyncio, "timeout", timeout)
 
 
 class Beside:
