@@ -7,14 +7,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
+from support.forked import fork
 from support.kube.apiserver import FakeApiServer
 from support.kube.objects import KINDS, Kind
 
@@ -81,19 +82,20 @@ def write_kubeconfig(folder: Path, server: str, token: str = "") -> Path:
 class ControllerProcess:
     """`trainjob controller` as a process, and what it logs; `url`, once logged, serves health and metrics."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, pid: int, log: asyncio.StreamReader, wait: Callable[[], Awaitable[int]]) -> None:
+        self._pid = pid
+        self._log = log
         self._changed = asyncio.Condition()
         self.lines: list[str] = []
         self._reading = asyncio.create_task(self._read())
+        self._end = asyncio.ensure_future(wait())
 
     @property
     def log(self) -> str:
         return "".join(self.lines)
 
     async def _read(self) -> None:
-        assert self._process.stderr is not None
-        while line := await self._process.stderr.readline():
+        while line := await self._log.readline():
             self.lines.append(line.decode())
             async with self._changed:
                 self._changed.notify_all()
@@ -120,36 +122,67 @@ class ControllerProcess:
             return answer.status, await answer.text()
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        os.kill(self._pid, number)
 
     async def ended(self, seconds: float = 60) -> int:
         async with asyncio.timeout(seconds):
             await self._reading
-            return await self._process.wait()
+            return await asyncio.shield(self._end)
 
     async def stop(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
+        with suppress(ProcessLookupError):  # its end is on its way to us
+            if not self._end.done():
+                self.send(signal.SIGKILL)
+        await self._end
         await self._reading
 
 
 @asynccontextmanager
 async def run_controller(
-    kubeconfig: Path, *options: str, environment: dict[str, str] | None = None
+    kubeconfig: Path, *options: str, environment: dict[str, str] | None = None, forked: bool = False
 ) -> AsyncIterator[ControllerProcess]:
-    """Run the controller on any free port; it is killed in the end if it still runs."""
-    process = await asyncio.create_subprocess_exec(
-        Path(sys.executable).with_name("trainjob"),
-        "controller",
-        f"--kubeconfig={kubeconfig}",
-        "--http-address=127.0.0.1:0",
-        *options,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONWARNINGS": "default", **(environment or {})},
+    """Run the controller on any free port; it is killed in the end if it still runs.
+
+    `forked`: not as the program, whose imports take seconds, but by the same function in a process that has
+    imported all.
+    """
+    arguments = ["controller", f"--kubeconfig={kubeconfig}", "--http-address=127.0.0.1:0", *options]
+    env = {**os.environ, "PYTHONWARNINGS": "default", **(environment or {})}
+    async with AsyncExitStack() as stack:
+        if forked:
+            log, output = os.pipe()
+            with os.fdopen(output, "wb"):
+                imports = ("trainjob.cli.controller", "trainjob.controller.operator")
+                process = fork(imports, "trainjob.cli.commands:main", [arguments], env, output)
+            news = await stack.enter_async_context(_reading(process.news))
+
+            async def wait() -> int:
+                return int(await news.readline())
+
+            reader = await stack.enter_async_context(_reading(log))
+            running = ControllerProcess(process.pid, reader, wait)
+        else:
+            program = await asyncio.create_subprocess_exec(
+                Path(sys.executable).with_name("trainjob"),
+                *arguments,
+                stderr=asyncio.subprocess.PIPE,
+                env=env,
+            )
+            assert program.stderr is not None
+            running = ControllerProcess(program.pid, program.stderr, program.wait)
+        try:
+            yield running
+        finally:
+            await running.stop()
+
+
+@asynccontextmanager
+async def _reading(descriptor: int) -> AsyncIterator[asyncio.StreamReader]:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
     )
-    running = ControllerProcess(process)
     try:
-        yield running
+        yield reader
     finally:
-        await running.stop()
+        transport.close()
