@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.kube.controller import ControllerServer, run_controller, write_kubeconfig
+from support.kube.api_server import FakeApiServer
+from support.kube.controller import run_controller, write_kubeconfig
 from support.kube.kube_cluster import until
 from support.world.jobs import build_job
 from support.world.kueue import build_queued_job
@@ -37,7 +38,7 @@ WATCHED = {
 
 async def test_one_life_of_the_process(tmp_path: Path) -> None:
     async with (
-        ControllerServer().serve() as server,
+        FakeApiServer().serve() as server,
         run_controller(write_kubeconfig(tmp_path, server.url), *LEASE) as controller,
     ):
         await controller.says("At work on the TrainJobs of all namespaces")
@@ -63,8 +64,8 @@ async def test_one_life_of_the_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("option", "created"), [("--kueue", 1), ("--no-kueue", 0)])
 async def test_a_job_that_names_a_queue_waits(tmp_path: Path, option: str, created: int) -> None:
-    async with ControllerServer().serve() as server:
-        server.groups.append("kueue.x-k8s.io/v1beta2")
+    async with FakeApiServer().serve() as server:
+        server.kueue = ("v1beta2",)
         async with run_forked(write_kubeconfig(tmp_path, server.url), *LEASE, option) as controller:
             server.put(build_queued_job())
             await until(
@@ -79,8 +80,8 @@ async def test_a_job_that_names_a_queue_waits(tmp_path: Path, option: str, creat
 async def test_a_job_whose_scheduler_knows_gangs_has_a_group(
     tmp_path: Path, option: str, created: int
 ) -> None:
-    async with ControllerServer().serve() as server:
-        server.groups.append("scheduling.x-k8s.io/v1alpha1")
+    async with FakeApiServer().serve() as server:
+        server.pod_groups = ("scheduling.x-k8s.io/v1alpha1",)
         async with run_forked(write_kubeconfig(tmp_path, server.url), *LEASE, option):
             server.put(build_job(pod={"schedulerName": "gangs"}))
             await until(lambda: len(server.all("Pod")) >= 2)
@@ -88,7 +89,7 @@ async def test_a_job_whose_scheduler_knows_gangs_has_a_group(
 
 
 async def test_a_restart_writes_nothing(tmp_path: Path) -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         kubeconfig = write_kubeconfig(tmp_path, server.url)
         for name in ("first", "second"):
             server.put(build_job(name=name))
@@ -114,7 +115,7 @@ async def test_a_restart_writes_nothing(tmp_path: Path) -> None:
 async def test_nothing_else_is_asked_for(tmp_path: Path, namespace: str | None) -> None:
     options = ("--no-leader-elect", *([f"--namespace={namespace}"] if namespace else []))
     async with (
-        ControllerServer().serve() as server,
+        FakeApiServer().serve() as server,
         run_forked(write_kubeconfig(tmp_path, server.url), *options) as controller,
     ):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
@@ -134,7 +135,7 @@ async def test_nothing_else_is_asked_for(tmp_path: Path, namespace: str | None) 
 
 
 async def test_the_standby_takes_over_when_the_leader_stops(tmp_path: Path) -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         kubeconfig = write_kubeconfig(tmp_path, server.url)
         async with run_forked(kubeconfig, *LEASE) as leader:
             await leader.says("At work")
@@ -155,7 +156,7 @@ async def test_the_standby_takes_over_when_the_leader_stops(tmp_path: Path) -> N
 
 async def test_the_process_ends_when_another_one_holds_the_lease(tmp_path: Path) -> None:
     async with (
-        ControllerServer().serve() as server,
+        FakeApiServer().serve() as server,
         run_forked(write_kubeconfig(tmp_path, server.url), *LEASE) as controller,
     ):
         await controller.says("At work")
@@ -169,7 +170,7 @@ async def test_the_process_ends_when_another_one_holds_the_lease(tmp_path: Path)
 
 
 async def test_an_address_that_is_taken(tmp_path: Path) -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         port = server.url.rpartition(":")[2]
         kubeconfig = write_kubeconfig(tmp_path, server.url)
         async with run_forked(kubeconfig, *LEASE, f"--http-address=127.0.0.1:{port}") as controller:
@@ -187,7 +188,7 @@ async def test_the_log_as_json_and_options_from_the_environment(tmp_path: Path) 
         "POD_NAMESPACE": "trainjob",
     }
     async with (
-        ControllerServer().serve() as server,
+        FakeApiServer().serve() as server,
         run_forked(write_kubeconfig(tmp_path, server.url), environment=environment) as controller,
     ):
         await controller.says("At work on the TrainJobs of team")
@@ -200,7 +201,7 @@ async def test_the_log_as_json_and_options_from_the_environment(tmp_path: Path) 
 
 
 async def test_it_stops_while_the_api_server_is_away(tmp_path: Path) -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         kubeconfig = write_kubeconfig(tmp_path, server.url)
     async with run_forked(kubeconfig, *LEASE) as controller:
         await controller.says("no answer from the API server")
@@ -211,7 +212,7 @@ async def test_it_stops_while_the_api_server_is_away(tmp_path: Path) -> None:
         assert "Traceback" not in controller.log
 
 
-def _holder(server: ControllerServer) -> str:
+def _holder(server: FakeApiServer) -> str:
     lease = server.find("Lease", "lease", "trainjob")
     assert lease is not None
     return str(lease["spec"]["holderIdentity"])

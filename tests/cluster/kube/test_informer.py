@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.kube.apirules import Seen
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer, Seen, failing
 from support.kube.kube_cluster import QUICK, open_client, running, until
-from support.kube.responses import failing
 from trainjob.cluster import JobKey
 from trainjob.cluster.kube.cache import Store
 from trainjob.cluster.kube.informer import Failed, Informer, Scope, Timeouts, follow

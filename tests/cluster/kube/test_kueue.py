@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer, Kubelet
 from support.kube.chart import KUEUE_CLUSTER_RULES, KUEUE_RULES, allowed
+from support.kube.fake_agents import GhostAgents
 from support.kube.kube_cluster import QUICK, open_kube, running, until
-from support.kube.kubelet import GhostAgents, Kubelet
 from support.world.kueue import build_queued_job
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.transport import Call

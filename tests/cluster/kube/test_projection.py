@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer
 from support.kube.kube_cluster import open_kube
 from support.world.jobs import build_job
 from support.world.life import AGENT_KINDS, KINDS, Schedule, live_to_the_end, schedules

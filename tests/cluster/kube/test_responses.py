@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.kube.responses import status_object
+from support.kube.api_server import status_object
 from trainjob.cluster import AlreadyExists, ClusterError, Conflict, NotFound, Refused, Unavailable
 from trainjob.cluster.kube.responses import Expired, Unauthorized, error_of
 

@@ -1,4 +1,4 @@
-"""What the controller as a process needs: an API server to explore, a kubeconfig, a reader of its log."""
+"""What the controller as a process needs: a kubeconfig, and a reader of its log."""
 
 from __future__ import annotations
 
@@ -10,57 +10,10 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from support.forked import fork
-from support.kube.apiserver import FakeApiServer
-from support.kube.objects import KINDS, Kind
-
-KINDS.setdefault("leases", Kind("leases", "Lease"))
-
-OURS = "trainjob.dev/v1alpha1"
-OTHERS = "trainer.example.org/v1alpha1"
-_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-
-
-def _resource(name: str, kind: str, *, namespaced: bool = True) -> dict[str, Any]:
-    return {"name": name, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": _VERBS}
-
-
-def _group(version: str) -> dict[str, Any]:
-    group, _, name = version.partition("/")
-    entry = {"groupVersion": version, "version": name}
-    return {"name": group, "versions": [entry], "preferredVersion": entry}
-
-
-class ControllerServer(FakeApiServer):
-    """An API server that kopf can explore; another group has a kind of the same name and plural."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paths: list[str] = []
-        self.groups = [OURS, OTHERS, "apiextensions.k8s.io/v1"]
-        self._served = {
-            "/api": {"versions": ["v1"]},
-            "/api/v1": [_resource("namespaces", "Namespace", namespaced=False), _resource("events", "Event")],
-            f"/apis/{OURS}": [_resource("trainjobs", "TrainJob")],
-            f"/apis/{OTHERS}": [_resource("trainjobs", "TrainJob")],
-            "/apis/apiextensions.k8s.io/v1": [
-                _resource("customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
-            ],
-        }
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.paths.append(request.path)
-        served = self._served.get(request.path)
-        if request.path == "/apis":
-            served = {"groups": [_group(version) for version in self.groups]}
-        if served is None:
-            return await super()._answer(request)
-        return web.json_response({"resources": served} if isinstance(served, list) else served)
 
 
 def write_kubeconfig(folder: Path, server: str, token: str = "") -> Path:
