@@ -13,41 +13,70 @@ import gc
 import importlib
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 _CALL = "from support.forked import _serve; _serve()"
 
 
-class Forked(NamedTuple):
-    """A process, and the descriptor on which its exit status comes as a line once it has ended."""
+class Forked:
+    """One process, with the part of `subprocess.Popen` that tests use.
 
-    pid: int
-    news: int
+    On the descriptor `news` its exit status comes as a line, for those who read it themselves.
+    """
+
+    def __init__(self, news: int) -> None:
+        self.news = os.fdopen(news, "rb", buffering=0)
+        self.pid = int(self.news.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self.news], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self.returncode = int(self.news.readline())
+            self.news.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # its end is on its way to us
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def fork(
-    imports: Sequence[str], call: str, arguments: Sequence[Any], env: Mapping[str, str], output: int
+    imports: Sequence[str],
+    call: str,
+    arguments: Sequence[Any],
+    env: Mapping[str, str],
+    output: int,
+    argv: Sequence[str] = (),
 ) -> Forked:
     """Call `module:function` with what JSON can say, in a process that has imported these modules.
 
     `env` is its whole environment, though what is read on import is older; all that it prints goes to the
     descriptor `output`. It leads a session, and starts in the current folder.
     """
-    request = {"call": call, "arguments": list(arguments), "env": dict(env), "cwd": str(Path.cwd())}
+    request = {"call": call, "arguments": list(arguments), "argv": list(argv)}
+    request |= {"env": dict(env), "cwd": str(Path.cwd())}
     news, theirs = os.pipe()
     with os.fdopen(theirs, "wb"):
         socket.send_fds(_original(tuple(imports)), [json.dumps(request).encode()], [output, theirs])
-    pid = b""
-    while not pid.endswith(b"\n"):
-        read = os.read(news, 1)
-        assert read, "no process was forked"
-        pid += read
-    return Forked(int(pid), news)
+    return Forked(news)
 
 
 @functools.cache
@@ -103,7 +132,7 @@ def _mind(request: Mapping[str, Any], output: int, news: int) -> None:
         os.chdir(request["cwd"])
         module, _, function = request["call"].partition(":")
         call: Callable[..., object] = getattr(importlib.import_module(module), function)
-        sys.argv = ["forked"]
+        sys.argv = request["argv"] or ["forked"]
         call(*request["arguments"])
         sys.exit(0)
     os.close(output)

@@ -178,6 +178,8 @@ async def test_deletions_during_an_interruption_are_found(
 async def test_only_what_is_no_regular_end_counts_as_a_restart() -> None:
     async with open_informer(with_pods(1)) as watched:
         for interrupt, restarts in ((drop, 1), (spoil, 2), (expire, 3)):
+            # The watch before may still be open on the server's side.
+            await until(lambda opened=restarts: len(watched.requests("watch")) == opened)
             await watched.ready()
             interrupt(watched.server)
             await until(lambda expected=restarts: len(watched.restarts) == expected)

@@ -95,8 +95,8 @@ async def test_a_life_of_five_pods_takes_its_objects_and_at_most_four_status_wri
 
 async def test_a_new_controller_writes_nothing_about_jobs_that_are_as_they_should_be() -> None:
     async with FakeApiServer().serve() as server:
-        names = [f"job-{number}" for number in range(30)]
-        finishing = set(names[:20])
+        names = [f"job-{number}" for number in range(12)]
+        finishing = set(names[:8])
 
         def exit_code(pod: dict[str, Any]) -> int | None:
             return 0 if job_of(pod) in finishing else None
@@ -109,7 +109,7 @@ async def test_a_new_controller_writes_nothing_about_jobs_that_are_as_they_shoul
             await until(lambda: {name: state(server, name) for name in names} == expected, guard=60)
         before = len(server.writes())
         looked_at: set[str] = set()
-        server.page_limit = 7
+        server.page_limit = 5
         async with open_controller(server, on_reconciled=lambda key, _seconds: looked_at.add(key.name)):
             await until(lambda: looked_at == set(names))
         assert server.writes()[before:] == []

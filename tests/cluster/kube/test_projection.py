@@ -235,7 +235,7 @@ def read_both(snapshot: Snapshot, *settings: Any, **others: Any) -> Observed:
     return observed
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 6)
 @given(schedules([*KINDS, *AGENT_KINDS]), st.booleans())
 def test_every_life_is_decided_from_what_is_cached_as_from_whole_objects(
     schedule: Schedule, in_place: bool

@@ -11,12 +11,12 @@ import asyncio
 import importlib.util
 import inspect
 import os
-import select
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,15 @@ def in_own_process(scenario: Scenario) -> Callable[..., None]:
                 os.environ,
                 printed.fileno(),
             )
-            with os.fdopen(process.news, "rb") as news:
-                if not select.select([news], [], [], SECONDS)[0]:
+            try:
+                ended = process.wait(SECONDS)
+            finally:
+                with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                ended = news.readline()
-            if ended != b"0\n":
+            if ended:
                 printed.seek(0)
                 text = printed.read().decode(errors="replace")
-                pytest.fail(f"{text[-10_000:]}\nIt ended with {ended!r}.", pytrace=False)
+                pytest.fail(f"{text[-10_000:]}\nIt ended with {ended}.", pytrace=False)
 
     test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
     test.__signature__ = inspect.signature(scenario)  # type: ignore[attr-defined]

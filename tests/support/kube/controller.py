@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import aiohttp
 
@@ -112,7 +113,7 @@ async def run_controller(
             async def wait() -> int:
                 return int(await news.readline())
 
-            reader = await stack.enter_async_context(_reading(log))
+            reader = await stack.enter_async_context(_reading(os.fdopen(log, "rb")))
             running = ControllerProcess(process.pid, reader, wait)
         else:
             program = await asyncio.create_subprocess_exec(
@@ -130,10 +131,10 @@ async def run_controller(
 
 
 @asynccontextmanager
-async def _reading(descriptor: int) -> AsyncIterator[asyncio.StreamReader]:
+async def _reading(pipe: IO[bytes]) -> AsyncIterator[asyncio.StreamReader]:
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
     )
     try:
         yield reader
