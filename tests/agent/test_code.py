@@ -41,7 +41,7 @@ def fit_together(files: dict[str, bytes]) -> bool:
     return not any(other.startswith(f"{name}/") for name in files for other in files)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=settings().max_examples // 5)
 @given(st.dictionaries(path, st.binary(max_size=50), max_size=5).filter(fit_together))
 def test_files_travel_unchanged(files: dict[str, bytes]) -> None:
     packed = submission.pack(files)

@@ -138,9 +138,11 @@ async def test_a_rank_that_waits_is_answered_once_the_late_one_is_there() -> Non
 async def test_garbage_ends_its_own_connection_alone(
     monkeypatch: pytest.MonkeyPatch, text: bytes, status: bytes | None
 ) -> None:
-    monkeypatch.setattr(horovod.Request, "timeout", 0.2)
     async with serving() as server:
-        answer = await send(server.port, text)
+        with monkeypatch.context() as patch:
+            if not status:  # the rest never comes
+                patch.setattr(horovod.Request, "timeout", 0.2)
+            answer = await send(server.port, text)
         assert status is None or answer.split(b" ")[1:2] == ([status] if status else [])
         assert await ask(server.port, "PUT", "/global/1", b"value") == (200, b"")
         assert await ask(server.port, "GET", "/global/1") == (200, b"value")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainjob.core.agent_reports import read_termination_message
@@ -93,9 +93,11 @@ def test_a_long_report_goes_before_the_log() -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda below: st.lists(below, max_size=5) | st.dictionaries(st.text(), below, max_size=5),
+    max_leaves=8,
 )
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(
     failure=st.none()
     | st.dictionaries(st.sampled_from([*FAILURE.to_json(), "other"]), JSON | st.text(min_size=3000)).map(

@@ -229,5 +229,5 @@ class Schedules(RuleBasedStateMachine):
             assert group.is_over
 
 
-Schedules.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
+Schedules.TestCase.settings = settings(max_examples=settings().max_examples * 6 // 10, stateful_step_count=50)
 TestSchedules = Schedules.TestCase

@@ -14,7 +14,7 @@ from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import RUNNING, Beside, call, stored_job, stored_pod
 from support.golden import Golden
-from support.kube.apiobjects import DEEP
+from support.kube.api_server import DEEP
 
 
 def test_a_table(api: CliServer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from support.golden import Golden
-from support.kube.responses import status_object
+from support.kube.api_server import status_object
 from trainjob.cli.ending import Exit, code_of
 from trainjob.client.problems import describe_problem, explain, is_missing, is_passing, lacks_api, no_such_job
 from trainjob.cluster.kube.responses import error_of, unreachable

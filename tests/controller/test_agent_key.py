@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.kube.apirules import Seen
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer, Seen, failing
 from support.kube.kube_cluster import open_client, until
-from support.kube.responses import failing
 from trainjob.cluster.kube.informer import Backoff
 from trainjob.controller.agent_key import InvalidKey, need_key
 

@@ -10,8 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from support.kube.apirules import Seen
-from support.kube.controller import ControllerServer
+from support.kube.api_server import FakeApiServer, Seen
 from support.kube.kube_cluster import until
 from support.world.jobs import build_job
 from trainjob.cluster.agents.poller import AgentPoller
@@ -30,7 +29,7 @@ QUICK = Election("trainjob", "lease", lease_seconds=2, renew_deadline=1.0, retry
 class Running:
     """An operator in this process."""
 
-    def __init__(self, server: ControllerServer, **settings: Any) -> None:
+    def __init__(self, server: FakeApiServer, **settings: Any) -> None:
         self.graces: list[tuple[float, ExitCode]] = []
         given: dict[str, Any] = {"election": ELECTION, "host": "127.0.0.1", "port": 0, **settings}
         operator = Operator(
@@ -47,8 +46,8 @@ class Running:
 
 
 @asynccontextmanager
-async def run_operator(**settings: Any) -> AsyncIterator[tuple[ControllerServer, Running]]:
-    async with ControllerServer().serve() as server:
+async def run_operator(**settings: Any) -> AsyncIterator[tuple[FakeApiServer, Running]]:
+    async with FakeApiServer().serve() as server:
         operator = Running(server, **settings)
         try:
             yield server, operator
@@ -113,7 +112,7 @@ async def test_targets_have_the_number_of_lease_transitions(monkeypatch: pytest.
             super().__init__(*given, settings=settings, **more)
 
     monkeypatch.setattr("trainjob.controller.operator.Controller", Told)
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         server.put(
             {
                 "apiVersion": "coordination.k8s.io/v1",
@@ -225,6 +224,6 @@ async def test_pages_when_the_work_is_stuck(
         let_go.set()
 
 
-def _holder(server: ControllerServer) -> str:
+def _holder(server: FakeApiServer) -> str:
     lease = server.find("Lease", "lease", "trainjob")
     return str(lease["spec"]["holderIdentity"]) if lease else ""

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.kube.apiobjects import DEEP
-from support.kube.controller import ControllerServer
+from support.kube.api_server import DEEP, FakeApiServer
 from support.kube.kube_cluster import running, until
 from support.world.jobs import build_job
 from trainjob.cluster.kube.config import Access
@@ -35,13 +34,13 @@ def build_deep_job() -> dict[str, Any]:
     return job
 
 
-def has_pods(server: ControllerServer, job: str) -> bool:
+def has_pods(server: FakeApiServer, job: str) -> bool:
     names = [pod["metadata"]["name"] for pod in server.all("Pod")]
     return sum(name.startswith(f"{job}-") for name in names) == 3
 
 
 async def test_a_job_as_deep_as_the_api_server_accepts_harms_no_other() -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         settings = OperatorSettings(
             Access(server.url), identity="me", key_namespace="trainjob", host="127.0.0.1", port=0
         )

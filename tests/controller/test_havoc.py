@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
-from support.kube.controller import ControllerServer
-from support.kube.havoc import Havoc
+from support.kube.api_server import FakeApiServer, Havoc, Kubelet
 from support.kube.kube_cluster import cached, running, stored, until
-from support.kube.kubelet import Kubelet
 from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster.kube.config import Access
@@ -29,9 +28,9 @@ GUARD_SECONDS = 120
 TIMEOUTS = Timeouts(watch=2.0, inactivity=0.3, resync=0.5, sweep=0.3, first_retry=0.01, longest_retry=0.1)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(max(2, settings().max_examples // 50)))
 async def test_every_job_ends_and_none_is_made_up(seed: int) -> None:
-    async with ControllerServer().serve() as server, _operator(server) as operator:
+    async with FakeApiServer().serve() as server, _operator(server) as operator:
         havoc = Havoc(server, seed, faults=FAULTS)
         kubelet = Kubelet(server, lambda pod: 0 if havoc.left <= _end_of(pod) else None)
         async with running(kubelet.run()):
@@ -55,7 +54,7 @@ async def test_every_job_ends_and_none_is_made_up(seed: int) -> None:
 
 
 @asynccontextmanager
-async def _operator(server: ControllerServer) -> AsyncIterator[Operator]:
+async def _operator(server: FakeApiServer) -> AsyncIterator[Operator]:
     """Run the operator; it must be there until it is asked to stop."""
     operator = Operator(
         OperatorSettings(Access(server.url), "me", "trainjob", host="127.0.0.1", port=0, timeouts=TIMEOUTS),
@@ -79,7 +78,7 @@ def _end_of(pod: dict[str, Any]) -> float:
     return FAULTS * number / len(NAMES)
 
 
-def _states(server: ControllerServer) -> dict[str, str | None]:
+def _states(server: FakeApiServer) -> dict[str, str | None]:
     return {job["metadata"]["name"]: job.get("status", {}).get("state") for job in server.all("TrainJob")}
 
 

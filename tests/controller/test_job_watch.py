@@ -17,10 +17,8 @@ import kopf
 import pytest
 from aiohttp import web
 
-from support.kube.apirules import Seen
-from support.kube.controller import ControllerServer
+from support.kube.api_server import FakeApiServer, Seen, failing
 from support.kube.kube_cluster import running, until
-from support.kube.responses import failing
 from support.world.jobs import build_job
 from trainjob.cluster.kube.config import Access, read_token_file
 from trainjob.cluster.kube.informer import Timeouts
@@ -69,7 +67,7 @@ class Heard:
 
 
 @asynccontextmanager
-async def watching(server: ControllerServer, **options: Any) -> AsyncIterator[tuple[Heard, JobWatch]]:
+async def watching(server: FakeApiServer, **options: Any) -> AsyncIterator[tuple[Heard, JobWatch]]:
     heard = Heard()
     watch = _build_watch(server, heard, **options)
     async with running(watch.run()):
@@ -77,7 +75,7 @@ async def watching(server: ControllerServer, **options: Any) -> AsyncIterator[tu
 
 
 async def test_every_event_arrives_with_its_type() -> None:
-    async with ControllerServer().serve() as server, watching(server) as (heard, _):
+    async with FakeApiServer().serve() as server, watching(server) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.put(build_job(name="new"))
         server.put(build_job(name="new", workers=3))
@@ -92,7 +90,7 @@ async def test_the_jobs_events_leave_the_memory() -> None:
     settings = kopf.OperatorSettings()
     configure(settings, 1.0)
     assert 0 < settings.queueing.idle_timeout < 1  # each job's latest event is held for so long
-    async with ControllerServer().serve() as server, watching(server) as (heard, _):
+    async with FakeApiServer().serve() as server, watching(server) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         for number in range(50):
             server.put(build_job(name=f"job-{number}"))
@@ -102,7 +100,7 @@ async def test_the_jobs_events_leave_the_memory() -> None:
 
 async def test_however_many_jobs_there_are_the_watch_begins_after_one_request() -> None:
     """Also after a 410: then it is said that it has begun again, and somebody else compares."""
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         for number in range(25):
             server.put(build_job(name=f"job-{number}"))
         async with watching(server) as (heard, _):
@@ -126,7 +124,7 @@ def test_an_api_server_that_refuses_watches_for_a_minute_is_asked_often() -> Non
 
 
 async def test_one_namespace() -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         server.put(build_job(name="elsewhere", namespace="other"))
         server.put(build_job(name="here", namespace="team"))
         async with watching(server, namespace="team") as (heard, _):
@@ -138,7 +136,7 @@ async def test_one_namespace() -> None:
 
 
 async def test_that_something_may_have_happened_while_the_watch_was_down_is_said() -> None:
-    async with ControllerServer().serve() as server, watching(server) as (heard, _):
+    async with FakeApiServer().serve() as server, watching(server) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.fault = _fail_watches(*(failing(503, "ServiceUnavailable") for _ in range(2)))
         server.end_watches()
@@ -151,7 +149,7 @@ async def test_that_something_may_have_happened_while_the_watch_was_down_is_said
 @pytest.mark.parametrize("code", [410, 500])
 async def test_an_error_in_the_watch_is_got_over(code: int) -> None:
     error = {"kind": "Status", "code": code, "message": "etcdserver: leader changed", "metadata": {}}
-    async with ControllerServer().serve() as server, watching(server) as (heard, _):
+    async with FakeApiServer().serve() as server, watching(server) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.send_line("TrainJob", json.dumps({"type": "ERROR", "object": error}).encode() + b"\n")
         server.put(build_job(name="later"))
@@ -161,7 +159,7 @@ async def test_an_error_in_the_watch_is_got_over(code: int) -> None:
 
 async def test_a_frozen_watch_is_opened_again() -> None:
     timeouts = Timeouts(inactivity=0.5)
-    async with ControllerServer().serve() as server, watching(server, timeouts=timeouts) as (heard, _):
+    async with FakeApiServer().serve() as server, watching(server, timeouts=timeouts) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.freeze_watches()
         server.put(build_job(name="unheard"))
@@ -172,7 +170,7 @@ async def test_a_frozen_watch_is_opened_again() -> None:
 async def test_a_kopf_that_says_nothing_for_too_long_is_started_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with ControllerServer().serve() as server, watching(server) as (heard, watch):
+    async with FakeApiServer().serve() as server, watching(server) as (heard, watch):
         watch.patience_seconds = 0.5
         await until(lambda: heard.starts >= 2)
         watch.patience_seconds = 60.0
@@ -181,7 +179,7 @@ async def test_a_kopf_that_says_nothing_for_too_long_is_started_again(
 
 
 async def test_a_kopf_that_ends_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         server.fault = _fail_watches(failing(422, "Invalid", "a defect"))
         async with watching(server) as (heard, _):
             await until(lambda: server.open_watches()["TrainJob"] == 1)
@@ -193,7 +191,7 @@ async def test_a_kopf_that_ends_is_started_again(caplog: pytest.LogCaptureFixtur
 
 
 async def test_it_waits_until_trainjobs_are_served() -> None:
-    async with ControllerServer().serve() as server, watching(server) as (heard, _):
+    async with FakeApiServer().serve() as server, watching(server) as (heard, _):
         refusals = [ValueError("not there"), ValueError("not there yet")]
 
         def refuse() -> None:
@@ -208,7 +206,7 @@ async def test_it_waits_until_trainjobs_are_served() -> None:
 async def test_a_rotated_token_is_read_again(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first")
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         server.tokens = {"first"}
         async with watching(
             server, access=Access(server.url, read_token=partial(read_token_file, token))
@@ -225,7 +223,7 @@ async def test_a_rotated_token_is_read_again(tmp_path: Path) -> None:
 
 
 async def test_a_fixed_token_is_sent() -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         server.tokens = {"fixed"}
         async with watching(server, access=Access(server.url, read_token=lambda _: "Bearer fixed")):
             await until(lambda: server.open_watches()["TrainJob"] == 1)
@@ -235,7 +233,7 @@ async def test_a_fixed_token_is_sent() -> None:
 async def test_signals_are_the_callers_again_once_kopf_runs() -> None:
     loop = asyncio.get_running_loop()
     got = asyncio.Event()
-    async with ControllerServer().serve() as server, watching(server) as (heard, _):
+    async with FakeApiServer().serve() as server, watching(server) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         assert heard.starts == 1
         loop.add_signal_handler(signal.SIGTERM, got.set)
@@ -259,7 +257,7 @@ async def test_every_session_is_closed_however_often_it_is_cancelled(
         return sessions[-1]
 
     monkeypatch.setattr(Login, "_open", remember)
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         task = asyncio.create_task(_build_watch(server, Heard()).run())
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.send_line("TrainJob", b"{garbage\n")
@@ -271,7 +269,7 @@ async def test_every_session_is_closed_however_often_it_is_cancelled(
         assert [session.closed for session in sessions] == [True, True]
 
 
-def _build_watch(server: ControllerServer, heard: Heard, **options: Any) -> JobWatch:
+def _build_watch(server: FakeApiServer, heard: Heard, **options: Any) -> JobWatch:
     given = {
         "access": Access(server.url),
         "namespace": None,
@@ -290,11 +288,11 @@ def _build_watch(server: ControllerServer, heard: Heard, **options: Any) -> JobW
     )
 
 
-def _watches(server: ControllerServer) -> int:
+def _watches(server: FakeApiServer) -> int:
     return server.open_watches()["TrainJob"]
 
 
-def _restart(server: ControllerServer) -> None:
+def _restart(server: FakeApiServer) -> None:
     """Let the server know only what happens from now on, as after a restart."""
     server.end_watches()
     server.put(build_job(name="unheard"))

@@ -285,7 +285,7 @@ class World:
 _RATES = st.lists(st.floats(0.85, 1.2), min_size=2, max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples)
 @given(st.integers(0, 2**32), _RATES, st.sampled_from([0.0, 0.1, 0.4]))
 def test_there_are_never_two_leaders(seed: int, rates: list[float], loss: float) -> None:
     World(seed, rates, loss=loss).run(400)

@@ -3,15 +3,19 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.kube.controller import ControllerServer, run_controller, write_kubeconfig
+from support.kube.api_server import FakeApiServer
+from support.kube.controller import run_controller, write_kubeconfig
 from support.kube.kube_cluster import until
 from support.world.jobs import build_job
 from support.world.kueue import build_queued_job
+
+run_forked = partial(run_controller, forked=True)
 
 LEASE = ("--lease-namespace=trainjob", "--lease-name=lease")
 DISCOVERY = {
@@ -34,7 +38,7 @@ WATCHED = {
 
 async def test_one_life_of_the_process(tmp_path: Path) -> None:
     async with (
-        ControllerServer().serve() as server,
+        FakeApiServer().serve() as server,
         run_controller(write_kubeconfig(tmp_path, server.url), *LEASE) as controller,
     ):
         await controller.says("At work on the TrainJobs of all namespaces")
@@ -60,9 +64,9 @@ async def test_one_life_of_the_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("option", "created"), [("--kueue", 1), ("--no-kueue", 0)])
 async def test_a_job_that_names_a_queue_waits(tmp_path: Path, option: str, created: int) -> None:
-    async with ControllerServer().serve() as server:
-        server.groups.append("kueue.x-k8s.io/v1beta2")
-        async with run_controller(write_kubeconfig(tmp_path, server.url), *LEASE, option) as controller:
+    async with FakeApiServer().serve() as server:
+        server.kueue = ("v1beta2",)
+        async with run_forked(write_kubeconfig(tmp_path, server.url), *LEASE, option) as controller:
             server.put(build_queued_job())
             await until(
                 lambda: (server.find("TrainJob", "digits") or {}).get("status", {}).get("state") == "Queued"
@@ -76,26 +80,26 @@ async def test_a_job_that_names_a_queue_waits(tmp_path: Path, option: str, creat
 async def test_a_job_whose_scheduler_knows_gangs_has_a_group(
     tmp_path: Path, option: str, created: int
 ) -> None:
-    async with ControllerServer().serve() as server:
-        server.groups.append("scheduling.x-k8s.io/v1alpha1")
-        async with run_controller(write_kubeconfig(tmp_path, server.url), *LEASE, option):
+    async with FakeApiServer().serve() as server:
+        server.pod_groups = ("scheduling.x-k8s.io/v1alpha1",)
+        async with run_forked(write_kubeconfig(tmp_path, server.url), *LEASE, option):
             server.put(build_job(pod={"schedulerName": "gangs"}))
             await until(lambda: len(server.all("Pod")) >= 2)
             assert len(server.all("PodGroup")) == created
 
 
 async def test_a_restart_writes_nothing(tmp_path: Path) -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         kubeconfig = write_kubeconfig(tmp_path, server.url)
         for name in ("first", "second"):
             server.put(build_job(name=name))
-        async with run_controller(kubeconfig, *LEASE) as controller:
+        async with run_forked(kubeconfig, *LEASE) as controller:
             await until(lambda: len(server.all("Pod")) == 6)
             await until(lambda: len(server.all("Event")) == 2)
             controller.send(signal.SIGTERM)
             await controller.ended()
         server.seen.clear()
-        async with run_controller(kubeconfig, *LEASE) as controller:
+        async with run_forked(kubeconfig, *LEASE) as controller:
             await controller.says("At work")
             await until(lambda: server.open_watches()["TrainJob"] == 1)
             # A job that comes after those is worked on after them.
@@ -111,8 +115,8 @@ async def test_a_restart_writes_nothing(tmp_path: Path) -> None:
 async def test_nothing_else_is_asked_for(tmp_path: Path, namespace: str | None) -> None:
     options = ("--no-leader-elect", *([f"--namespace={namespace}"] if namespace else []))
     async with (
-        ControllerServer().serve() as server,
-        run_controller(write_kubeconfig(tmp_path, server.url), *options) as controller,
+        FakeApiServer().serve() as server,
+        run_forked(write_kubeconfig(tmp_path, server.url), *options) as controller,
     ):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.put(build_job(namespace="team"))
@@ -131,11 +135,11 @@ async def test_nothing_else_is_asked_for(tmp_path: Path, namespace: str | None) 
 
 
 async def test_the_standby_takes_over_when_the_leader_stops(tmp_path: Path) -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         kubeconfig = write_kubeconfig(tmp_path, server.url)
-        async with run_controller(kubeconfig, *LEASE) as leader:
+        async with run_forked(kubeconfig, *LEASE) as leader:
             await leader.says("At work")
-            async with run_controller(kubeconfig, *LEASE) as standby:
+            async with run_forked(kubeconfig, *LEASE) as standby:
                 await standby.says("waiting for the lease")
                 assert (await standby.get("/readyz"))[0] == 200
                 assert "trainjob_leader 0.0" in (await standby.get("/metrics"))[1]
@@ -152,8 +156,8 @@ async def test_the_standby_takes_over_when_the_leader_stops(tmp_path: Path) -> N
 
 async def test_the_process_ends_when_another_one_holds_the_lease(tmp_path: Path) -> None:
     async with (
-        ControllerServer().serve() as server,
-        run_controller(write_kubeconfig(tmp_path, server.url), *LEASE) as controller,
+        FakeApiServer().serve() as server,
+        run_forked(write_kubeconfig(tmp_path, server.url), *LEASE) as controller,
     ):
         await controller.says("At work")
         lease = server.find("Lease", "lease", "trainjob")
@@ -166,10 +170,10 @@ async def test_the_process_ends_when_another_one_holds_the_lease(tmp_path: Path)
 
 
 async def test_an_address_that_is_taken(tmp_path: Path) -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         port = server.url.rpartition(":")[2]
         kubeconfig = write_kubeconfig(tmp_path, server.url)
-        async with run_controller(kubeconfig, *LEASE, f"--http-address=127.0.0.1:{port}") as controller:
+        async with run_forked(kubeconfig, *LEASE, f"--http-address=127.0.0.1:{port}") as controller:
             assert await controller.ended() == 1
             assert f"Can't serve on 127.0.0.1:{port}" in controller.log
             assert "Traceback" not in controller.log
@@ -184,8 +188,8 @@ async def test_the_log_as_json_and_options_from_the_environment(tmp_path: Path) 
         "POD_NAMESPACE": "trainjob",
     }
     async with (
-        ControllerServer().serve() as server,
-        run_controller(write_kubeconfig(tmp_path, server.url), environment=environment) as controller,
+        FakeApiServer().serve() as server,
+        run_forked(write_kubeconfig(tmp_path, server.url), environment=environment) as controller,
     ):
         await controller.says("At work on the TrainJobs of team")
         assert _holder(server).startswith("controller-0_")
@@ -197,9 +201,9 @@ async def test_the_log_as_json_and_options_from_the_environment(tmp_path: Path) 
 
 
 async def test_it_stops_while_the_api_server_is_away(tmp_path: Path) -> None:
-    async with ControllerServer().serve() as server:
+    async with FakeApiServer().serve() as server:
         kubeconfig = write_kubeconfig(tmp_path, server.url)
-    async with run_controller(kubeconfig, *LEASE) as controller:
+    async with run_forked(kubeconfig, *LEASE) as controller:
         await controller.says("no answer from the API server")
         assert (await controller.get("/readyz"))[0] == 503
         assert (await controller.get("/livez"))[0] == 200
@@ -208,7 +212,7 @@ async def test_it_stops_while_the_api_server_is_away(tmp_path: Path) -> None:
         assert "Traceback" not in controller.log
 
 
-def _holder(server: ControllerServer) -> str:
+def _holder(server: FakeApiServer) -> str:
     lease = server.find("Lease", "lease", "trainjob")
     assert lease is not None
     return str(lease["spec"]["holderIdentity"])

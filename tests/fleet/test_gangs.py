@@ -16,6 +16,7 @@ import pytest
 from testbed import Cluster, programs
 
 from support.kube.chart import CONTROLLER_RULES, GANG_RULES
+from support.kube.fake_agents import GhostAgents
 from support.kube.gangs import (
     COSCHEDULING,
     DEFAULT,
@@ -28,7 +29,6 @@ from support.kube.gangs import (
 )
 from support.kube.helm import own_plane
 from support.kube.kube_cluster import running
-from support.kube.kubelet import GhostAgents
 from support.kube.real_kube import eventually, grant, install_crd, open_admin, open_real
 from support.world.jobs import build_job
 from trainjob.cluster.kube.client import ApiClient

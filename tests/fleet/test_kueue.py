@@ -16,10 +16,10 @@ import pytest
 from testbed import Cluster, Unfit
 
 from support.kube.chart import CONTROLLER_RULES, KUEUE_CLUSTER_RULES, KUEUE_RULES
+from support.kube.fake_agents import GhostAgents
 from support.kube.gangs import make_nodes
 from support.kube.helm import own_plane
 from support.kube.kube_cluster import running
-from support.kube.kubelet import GhostAgents
 from support.kube.kueue import Kueue, running_kueue
 from support.kube.real_kube import RealKubelet, eventually, grant, install_crd, open_admin, open_real
 from support.world.jobs import build_job

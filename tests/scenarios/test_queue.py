@@ -19,7 +19,7 @@ STEPS = (
     *("suspend", "resume", "scale up", "scale down", "delete workload", "restart controller", "lose a write"),
 )
 SCHEDULES = st.lists(st.sampled_from(STEPS), min_size=3, max_size=15)
-LIVES = max(30, settings().max_examples // 10)
+LIVES = settings().max_examples // 5
 
 
 class Life(QueueWorld):

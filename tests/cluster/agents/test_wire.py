@@ -35,7 +35,7 @@ def body_of(frame: bytes) -> bytes:
     return frame[LENGTH_BYTES:]
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings().max_examples // 10)
 @given(st.lists(st.dictionaries(st.text(), JSON), max_size=4))
 def test_what_was_said_is_read(messages: list[dict[str, Any]]) -> None:
     sealer, opener = Sealer(KEY, b"C"), Opener(KEY, b"C")

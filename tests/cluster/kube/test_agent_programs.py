@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.kube.apirules import Seen
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer, Seen, failing
 from support.kube.kube_cluster import QUICK, open_client, open_kube, until
-from support.kube.responses import failing
 from support.world.jobs import build_job
 from trainjob.cluster import Conflict, NotFound, ObjectRef, Refused
 from trainjob.cluster.kube.agent_programs import CHECKED_SECONDS, AgentPrograms

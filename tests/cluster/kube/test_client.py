@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer, failing
 from support.kube.kube_cluster import open_client, running, until
-from support.kube.responses import failing
 from trainjob.cluster import AlreadyExists, Conflict, NotFound, Refused, Unavailable
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access, read_token_file

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from support.kube.apirules import Seen
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer, Seen, failing
 from support.kube.kube_cluster import open_client, running, until
-from support.kube.responses import failing
 from support.world.jobs import build_job
 from trainjob.cluster.kube.events import MOST_WAITING, TRIES, EventSender, PodEvents
 from trainjob.core.names import JobKey

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer, Kubelet
 from support.kube.chart import GANG_RULES, allowed
+from support.kube.fake_agents import GhostAgents
 from support.kube.kube_cluster import open_kube, running, until
-from support.kube.kubelet import GhostAgents, Kubelet
 from support.world.jobs import build_job
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Controller

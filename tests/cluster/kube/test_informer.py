@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.kube.apirules import Seen
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer, Seen, failing
 from support.kube.kube_cluster import QUICK, open_client, running, until
-from support.kube.responses import failing
 from trainjob.cluster import JobKey
 from trainjob.cluster.kube.cache import Store
 from trainjob.cluster.kube.informer import Failed, Informer, Scope, Timeouts, follow
@@ -180,6 +178,8 @@ async def test_deletions_during_an_interruption_are_found(
 async def test_only_what_is_no_regular_end_counts_as_a_restart() -> None:
     async with open_informer(with_pods(1)) as watched:
         for interrupt, restarts in ((drop, 1), (spoil, 2), (expire, 3)):
+            # The watch before may still be open on the server's side.
+            await until(lambda opened=restarts: len(watched.requests("watch")) == opened)
             await watched.ready()
             interrupt(watched.server)
             await until(lambda expected=restarts: len(watched.restarts) == expected)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer, failing
 from support.kube.kube_cluster import open_client, running, until
-from support.kube.responses import failing
 from support.world.jobs import build_job
 from trainjob.cluster import JobKey
 from trainjob.cluster.kube.informer import MOST_BYTES, JobCache

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.kube.apirules import Seen
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer, Seen, failing, status_object
 from support.kube.fake_agents import FakeAgent, build_report
 from support.kube.kube_cluster import QUICK, open_client, open_kube, until
-from support.kube.responses import failing, status_object
 from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster import (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer
 from support.kube.kube_cluster import open_kube
 from support.world.jobs import build_job
 from support.world.life import AGENT_KINDS, KINDS, Schedule, live_to_the_end, schedules
@@ -235,7 +235,7 @@ def read_both(snapshot: Snapshot, *settings: Any, **others: Any) -> Observed:
     return observed
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 6)
 @given(schedules([*KINDS, *AGENT_KINDS]), st.booleans())
 def test_every_life_is_decided_from_what_is_cached_as_from_whole_objects(
     schedule: Schedule, in_place: bool

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.kube.responses import status_object
+from support.kube.api_server import status_object
 from trainjob.cluster import AlreadyExists, ClusterError, Conflict, NotFound, Refused, Unavailable
 from trainjob.cluster.kube.responses import Expired, Unauthorized, error_of
 
@@ -153,6 +153,7 @@ def test_every_answer_is_some_error_of_a_cluster(code: int, body: bytes, header:
     assert isinstance(error_of(code, body, header), ClusterError)
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(
     st.integers(300, 599),
     st.dictionaries(

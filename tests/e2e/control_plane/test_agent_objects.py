@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from support.kube.fake_agents import GhostAgents
 from support.kube.kube_cluster import running
-from support.kube.kubelet import GhostAgents
 from support.kube.real_kube import RealKubelet, eventually, open_real, states
 from support.world.jobs import build_job
 from trainjob.cluster.agents.bundle import build_bundle

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from testbed import Cluster
 
+from support.kube.api_server import Havoc
 from support.kube.chart import CONTROLLER_RULES, allowed
-from support.kube.havoc import Havoc
+from support.kube.fake_agents import GhostAgents
 from support.kube.kube_cluster import running
-from support.kube.kubelet import GhostAgents
 from support.kube.proxy import FaultyProxy
 from support.kube.real_kube import RealKubelet, open_real, states, through
 from support.kube.webhook import open_webhook

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from testbed import Cluster
 
+from support.kube.fake_agents import GhostAgents
 from support.kube.kube_cluster import running
-from support.kube.kubelet import GhostAgents
 from support.kube.real_kube import RealKubelet, eventually, open_real, states
 from support.world.jobs import build_job
 from trainjob.cluster.kube.client import ApiClient

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from testbed.ports import free_ports
 
+from support.forked import Forked, fork
 from trainjob.cluster.agents.bundle import lay_out
 from trainjob.cluster.agents.wire import AgentUnreachable, sync
 from trainjob.core.agent import CHECKED_START
@@ -28,6 +29,9 @@ T = TypeVar("T")
 
 DEADLINE_SECONDS = 200.0
 """For anything to happen; only a hang reaches it."""
+
+AGENT = "trainjob_trainer.agent.main"
+"""Most agents are forked from a process that has imported this; a program whose digest is checked is not."""
 
 TOKEN = "the token of the job"  # noqa: S105
 
@@ -80,7 +84,9 @@ while True:
 
 
 class Agent:
-    def __init__(self, replica: str, incarnation: int, popen: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(
+        self, replica: str, incarnation: int, popen: subprocess.Popen[bytes] | Forked, log: Path
+    ) -> None:
         self.replica = replica
         self.incarnation = incarnation
         self.popen = popen
@@ -153,9 +159,14 @@ class Job:
         copy = self._folder / f"state-{replica}-{incarnation}" / self.program.name
         program = ["-c", CHECKED_START, str(self.program), str(copy), self.digest]
         start = program if self.digest else [str(self.program)]
-        command = [self.interpreter, "-I", "-S", *start, "--", *self.command]
+        popen: subprocess.Popen[bytes] | Forked
         with log.open("wb") as output:
-            popen = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+            if self.interpreter == sys.executable and not self.digest:
+                main = f"{AGENT}:main"
+                popen = fork([AGENT], main, [], env, output.fileno(), argv=[*start, "--", *self.command])
+            else:
+                command = [self.interpreter, "-I", "-S", *start, "--", *self.command]
+                popen = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
         self.agents[replica] = Agent(replica, incarnation, popen, log)
         self._all.append(self.agents[replica])
 

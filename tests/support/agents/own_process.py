@@ -3,23 +3,26 @@
     @in_own_process
     async def test_something(tmp_path: Path) -> None: ...
 
-The process is another interpreter, which loads the test's module and runs the coroutine function.
+The process is a copy of one that has imported the agent; it loads the test's module and runs the coroutine
+function.
 """
 
 import asyncio
 import importlib.util
 import inspect
-import json
 import os
-import subprocess
+import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.forked import fork
 from trainjob_trainer.agent.child import Child
 
 SECONDS = 400
@@ -33,20 +36,24 @@ def in_own_process(scenario: Scenario) -> Callable[..., None]:
 
     def test(**arguments: Any) -> None:
         __tracebackhide__ = True
-        ended = subprocess.run(
-            [PYTHON, __file__, inspect.getfile(scenario), scenario.__name__],
-            input=json.dumps(arguments, default=str),
-            env={
-                **os.environ,
-                "PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}",
-            },
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        if ended.returncode:
-            pytest.fail(f"{ended.stdout[-5000:]}\n{ended.stderr[-5000:]}", pytrace=False)
+        given = {key: str(value) if isinstance(value, Path) else value for key, value in arguments.items()}
+        with tempfile.TemporaryFile() as printed:
+            process = fork(
+                ("pytest", "trainjob_trainer.agent.child"),
+                f"{__name__}:run",
+                [inspect.getfile(scenario), scenario.__name__, given],
+                os.environ,
+                printed.fileno(),
+            )
+            try:
+                ended = process.wait(SECONDS)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            if ended:
+                printed.seek(0)
+                text = printed.read().decode(errors="replace")
+                pytest.fail(f"{text[-10_000:]}\nIt ended with {ended}.", pytrace=False)
 
     test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
     test.__signature__ = inspect.signature(scenario)  # type: ignore[attr-defined]
@@ -109,18 +116,13 @@ class Trainee:
         self.changes += 1
 
 
-def main(file: str, name: str) -> None:
-    sys.path.append(str(Path(__file__).parents[3] / "testbed"))  # as pytest has it
+def run(file: str, name: str, given: Mapping[str, Any]) -> None:
+    """Run a scenario of this file, in the process made for it."""
     spec = importlib.util.spec_from_file_location("scenario", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["scenario"] = module
     spec.loader.exec_module(module)
-    raw = json.load(sys.stdin)
-    arguments = {key: Path(value) if key == "tmp_path" else value for key, value in raw.items()}
+    arguments = {key: Path(value) if key == "tmp_path" else value for key, value in given.items()}
     asyncio.run(getattr(module, name).scenario(**arguments))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

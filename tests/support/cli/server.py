@@ -18,7 +18,7 @@ import yaml
 
 from support.cli.exec_stream import Program, serve_exec
 from support.cli.requests import KINDS, Answer, Asked, Break, Log, Manifest, matches, read_request
-from support.kube.objects import merge
+from support.kube.api_server import merge
 
 GUARD_SECONDS = 60.0
 """Against hanging only."""

@@ -1,4 +1,4 @@
-"""What the controller as a process needs: an API server to explore, a kubeconfig, a reader of its log."""
+"""What the controller as a process needs: a kubeconfig, and a reader of its log."""
 
 from __future__ import annotations
 
@@ -7,59 +7,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import aiohttp
-from aiohttp import web
 
-from support.kube.apiserver import FakeApiServer
-from support.kube.objects import KINDS, Kind
-
-KINDS.setdefault("leases", Kind("leases", "Lease"))
-
-OURS = "trainjob.dev/v1alpha1"
-OTHERS = "trainer.example.org/v1alpha1"
-_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-
-
-def _resource(name: str, kind: str, *, namespaced: bool = True) -> dict[str, Any]:
-    return {"name": name, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": _VERBS}
-
-
-def _group(version: str) -> dict[str, Any]:
-    group, _, name = version.partition("/")
-    entry = {"groupVersion": version, "version": name}
-    return {"name": group, "versions": [entry], "preferredVersion": entry}
-
-
-class ControllerServer(FakeApiServer):
-    """An API server that kopf can explore; another group has a kind of the same name and plural."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paths: list[str] = []
-        self.groups = [OURS, OTHERS, "apiextensions.k8s.io/v1"]
-        self._served = {
-            "/api": {"versions": ["v1"]},
-            "/api/v1": [_resource("namespaces", "Namespace", namespaced=False), _resource("events", "Event")],
-            f"/apis/{OURS}": [_resource("trainjobs", "TrainJob")],
-            f"/apis/{OTHERS}": [_resource("trainjobs", "TrainJob")],
-            "/apis/apiextensions.k8s.io/v1": [
-                _resource("customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
-            ],
-        }
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.paths.append(request.path)
-        served = self._served.get(request.path)
-        if request.path == "/apis":
-            served = {"groups": [_group(version) for version in self.groups]}
-        if served is None:
-            return await super()._answer(request)
-        return web.json_response({"resources": served} if isinstance(served, list) else served)
+from support.forked import fork
 
 
 def write_kubeconfig(folder: Path, server: str, token: str = "") -> Path:
@@ -81,19 +36,20 @@ def write_kubeconfig(folder: Path, server: str, token: str = "") -> Path:
 class ControllerProcess:
     """`trainjob controller` as a process, and what it logs; `url`, once logged, serves health and metrics."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, pid: int, log: asyncio.StreamReader, wait: Callable[[], Awaitable[int]]) -> None:
+        self._pid = pid
+        self._log = log
         self._changed = asyncio.Condition()
         self.lines: list[str] = []
         self._reading = asyncio.create_task(self._read())
+        self._end = asyncio.ensure_future(wait())
 
     @property
     def log(self) -> str:
         return "".join(self.lines)
 
     async def _read(self) -> None:
-        assert self._process.stderr is not None
-        while line := await self._process.stderr.readline():
+        while line := await self._log.readline():
             self.lines.append(line.decode())
             async with self._changed:
                 self._changed.notify_all()
@@ -120,36 +76,67 @@ class ControllerProcess:
             return answer.status, await answer.text()
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        os.kill(self._pid, number)
 
     async def ended(self, seconds: float = 60) -> int:
         async with asyncio.timeout(seconds):
             await self._reading
-            return await self._process.wait()
+            return await asyncio.shield(self._end)
 
     async def stop(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
+        with suppress(ProcessLookupError):  # its end is on its way to us
+            if not self._end.done():
+                self.send(signal.SIGKILL)
+        await self._end
         await self._reading
 
 
 @asynccontextmanager
 async def run_controller(
-    kubeconfig: Path, *options: str, environment: dict[str, str] | None = None
+    kubeconfig: Path, *options: str, environment: dict[str, str] | None = None, forked: bool = False
 ) -> AsyncIterator[ControllerProcess]:
-    """Run the controller on any free port; it is killed in the end if it still runs."""
-    process = await asyncio.create_subprocess_exec(
-        Path(sys.executable).with_name("trainjob"),
-        "controller",
-        f"--kubeconfig={kubeconfig}",
-        "--http-address=127.0.0.1:0",
-        *options,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONWARNINGS": "default", **(environment or {})},
+    """Run the controller on any free port; it is killed in the end if it still runs.
+
+    `forked`: not as the program, whose imports take seconds, but by the same function in a process that has
+    imported all.
+    """
+    arguments = ["controller", f"--kubeconfig={kubeconfig}", "--http-address=127.0.0.1:0", *options]
+    env = {**os.environ, "PYTHONWARNINGS": "default", **(environment or {})}
+    async with AsyncExitStack() as stack:
+        if forked:
+            log, output = os.pipe()
+            with os.fdopen(output, "wb"):
+                imports = ("trainjob.cli.controller", "trainjob.controller.operator")
+                process = fork(imports, "trainjob.cli.commands:main", [arguments], env, output)
+            news = await stack.enter_async_context(_reading(process.news))
+
+            async def wait() -> int:
+                return int(await news.readline())
+
+            reader = await stack.enter_async_context(_reading(os.fdopen(log, "rb")))
+            running = ControllerProcess(process.pid, reader, wait)
+        else:
+            program = await asyncio.create_subprocess_exec(
+                Path(sys.executable).with_name("trainjob"),
+                *arguments,
+                stderr=asyncio.subprocess.PIPE,
+                env=env,
+            )
+            assert program.stderr is not None
+            running = ControllerProcess(program.pid, program.stderr, program.wait)
+        try:
+            yield running
+        finally:
+            await running.stop()
+
+
+@asynccontextmanager
+async def _reading(pipe: IO[bytes]) -> AsyncIterator[asyncio.StreamReader]:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
     )
-    running = ControllerProcess(process)
     try:
-        yield running
+        yield reader
     finally:
-        await running.stop()
+        transport.close()

@@ -1,13 +1,15 @@
-"""Agents that listen and answer the controller as real ones do, and say what a test wants."""
+"""Agents that say what a test wants: one that listens as real ones do, and all pods' without a network."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from trainjob.cluster.agents.poller import AgentIntervals, AgentPolling
+from trainjob.cluster.agents.wire import AgentUnreachable
 from trainjob_trainer.contract.restarts import RestartCounts
 from trainjob_trainer.contract.wire import (
     GREETING,
@@ -21,6 +23,7 @@ from trainjob_trainer.contract.wire import (
     session_key,
 )
 
+Manifest = dict[str, Any]
 Report = dict[str, Any]
 
 
@@ -102,3 +105,61 @@ class FakeAgent:
         self.targets.append(Opener(key, b"C").open(await reader.readexactly(length))["order"])
         writer.write(Sealer(key, b"S").seal(self.report))
         await writer.drain()
+
+
+class GhostAgents:
+    """What the agents of a job would answer whose pods run, without any network: they train.
+
+    Each pod has an address of its own. Answers hold `more` beside that, or instead. `targets` are the last
+    ones, by job.
+    """
+
+    def __init__(self, pods: Callable[[], list[Manifest]]) -> None:
+        self._pods = pods
+        self.more: Manifest = {}
+        self.targets: dict[str, Mapping[str, Any]] = {}
+
+    @property
+    def polling(self) -> AgentPolling:
+        """How they are asked: often."""
+        return AgentPolling(sync=self, intervals=AgentIntervals(steady=0.05, hasty=0.05))
+
+    async def __call__(
+        self, host: str, _port: int, _token: str, target: Mapping[str, Any], **_timeout: float
+    ) -> Mapping[str, Any]:
+        pods = self._pods()
+        leader = next((pod for pod in pods if _host(pod) == host), None)
+        if leader is None:
+            raise AgentUnreachable("no such pod")
+        job = leader["metadata"]["labels"]["trainjob.dev/job"]
+        self.targets[job] = target
+        mine = [pod for pod in pods if pod["metadata"]["labels"]["trainjob.dev/job"] == job]
+        members = dict(map(_member, mine))
+        attempt = max(member["incarnation"] for member in members.values())
+        return {
+            "type": "report",
+            "role": "leader",
+            "phase": "running" if all(m["state"] != "idle" for m in members.values()) else "meeting",
+            "attempt": attempt,
+            "world": target["world"],
+            "restarts": {"attempt": attempt},
+            "members": members,
+            **self.more,
+        }
+
+
+def _host(pod: Manifest) -> str | None:
+    host: str | None = pod.get("status", {}).get("podIP")
+    return host
+
+
+def _member(pod: Manifest) -> tuple[str, Manifest]:
+    labels = pod["metadata"]["labels"]
+    state = {"Running": "running", "Succeeded": "finished"}.get(pod["status"]["phase"], "idle")
+    member = {
+        "pod": pod["metadata"]["name"],
+        "incarnation": int(labels["trainjob.dev/incarnation"]),
+        "state": state,
+        "seconds": 1.0,
+    }
+    return f"{labels['trainjob.dev/role']}-{labels['trainjob.dev/index']}", member

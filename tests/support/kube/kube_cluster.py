@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
-from support.kube.apiserver import FakeApiServer
+from support.kube.api_server import FakeApiServer
 from trainjob.cluster import ClusterError
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
@@ -16,7 +16,7 @@ from trainjob.cluster.kube.informer import Timeouts
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.kube.transport import Call
 
-GUARD_SECONDS = 30.0
+GUARD_SECONDS = 120.0
 """Against hanging only."""
 
 QUICK = Timeouts(watch=60.0, inactivity=30.0, first_retry=0.01, longest_retry=0.05, positions=0.05)

@@ -16,10 +16,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from support.kube.apirules import Seen
-from support.kube.faulty import FaultyServer
-from support.kube.objects import read_path
-from support.kube.responses import failing
+from support.kube.api_server import FaultyServer, Seen, failing, read_path
 
 _PASSED_ON = ("Authorization", "Accept", "Content-Type", "User-Agent")
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}

@@ -11,7 +11,7 @@ from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any
 
-from support.kube.objects import merge
+from support.kube.api_server import merge
 from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, NotFound, Snapshot
 from trainjob.core.integrations.podgroups import pod_group_name
 from trainjob.core.integrations.workload import prebuilt_workload

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from aiohttp import web
 
-from support.kube.apirules import Seen
-from support.kube.faulty import Fault
-from support.kube.responses import failing
+from support.kube.api_server.answers import failing
+from support.kube.api_server.faulty import Fault
+from support.kube.api_server.rules import Seen
 
 
 class Faulty(Protocol):

@@ -29,6 +29,7 @@ KINDS = {
         Kind("resourceflavors", "ResourceFlavor"),
         Kind("workloadpriorityclasses", "WorkloadPriorityClass"),
         Kind("priorityclasses", "PriorityClass"),
+        Kind("leases", "Lease"),
     )
 }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from support.kube.apiobjects import ApiObjects, Manifest, Place, copied
-from support.kube.objects import Kind, matches, merge
-from support.kube.responses import ApiError, gone, status_object
+from support.kube.api_server.addresses import Kind, matches, merge
+from support.kube.api_server.answers import ApiError, gone, status_object
+from support.kube.api_server.storage import ApiObjects, Manifest, Place, copied
 
 GET_METADATA = "PartialObjectMetadata"
 

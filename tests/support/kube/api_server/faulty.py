@@ -9,7 +9,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from support.kube.apirules import Seen
+from support.kube.api_server.rules import Seen
 
 Fault = Callable[[Seen], web.StreamResponse | Exception | None]
 """Given a request: an answer to give instead, an exception (the connection is dropped), or None."""

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from support.kube.apiobjects import Manifest
-from support.kube.apirules import ApiRules, Seen
-from support.kube.faulty import FaultyServer
-from support.kube.objects import Kind, matches, read_path
-from support.kube.responses import ApiError, gone
+from support.kube.api_server.addresses import Kind, matches, read_path
+from support.kube.api_server.answers import ApiError, gone
+from support.kube.api_server.discovery import DEFINITIONS, OTHERS, OURS, PAGES, list_groups
+from support.kube.api_server.faulty import FaultyServer
+from support.kube.api_server.rules import ApiRules, Seen
+from support.kube.api_server.storage import Manifest
 
 
 @dataclass
@@ -46,6 +47,7 @@ class FakeApiServer(FaultyServer, ApiRules):
         self.kueue: tuple[str, ...] = ()
         self.pod_groups: tuple[str, ...] = ()
         self.pending: dict[str, list[str]] | None = None
+        self.paths: list[str] = []
         self._streams: list[Stream] = []
 
     # -- what tests do -----------------------------------------------------------------------------------
@@ -90,12 +92,14 @@ class FakeApiServer(FaultyServer, ApiRules):
     # -- requests ----------------------------------------------------------------------------------------
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.paths.append(request.path)
         if request.path == "/apis":
-            served = {"kueue.x-k8s.io": self.kueue, "scheduling.k8s.io": ("v1",)}
-            served |= {} if self.pending is None else {"visibility.kueue.x-k8s.io": self.kueue}
-            served |= {group: (version,) for group, _, version in (p.partition("/") for p in self.pod_groups)}
-            groups = [{"name": n, "versions": [{"version": v} for v in each]} for n, each in served.items()]
-            return web.json_response({"groups": groups})
+            prefixes = ("",) if self.pending is None else ("", "visibility.")
+            kueue = [f"{prefix}kueue.x-k8s.io/{version}" for prefix in prefixes for version in self.kueue]
+            served = (OURS, OTHERS, DEFINITIONS, "scheduling.k8s.io/v1", *kueue, *self.pod_groups)
+            return web.json_response(list_groups(served))
+        if request.path in PAGES:
+            return web.json_response(PAGES[request.path])
         kind, namespace, name, sub = read_path(request.path)
         body = await request.json() if request.can_read_body else None
         seen = self._see(request, kind, name, sub, body)
