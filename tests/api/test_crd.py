@@ -23,21 +23,23 @@ ALLOWED_WORDS = {
     "x-kubernetes-preserve-unknown-fields", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
     "x-kubernetes-validations",
 }  # fmt: skip
+CRD = crd("1.2.3")
+SCHEMA = object_schema()
 FORMATS = {"integer": {"int32", "int64"}, "string": {"date-time", None}}
 
 
 def test_text_is_the_object_in_under_700_lines() -> None:
     text = crd_text("1.2.3")
-    assert yaml.safe_load(text) == crd("1.2.3")
+    assert yaml.safe_load(text) == CRD
     assert len(text.splitlines()) < 700
     assert text == crd_text("1.2.3")
     assert "&id" not in text
 
 
 def test_names_subresources_and_columns() -> None:
-    spec = crd("1.2.3")["spec"]
+    spec = CRD["spec"]
     (version,) = spec["versions"]
-    assert crd("1.2.3")["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}"
+    assert CRD["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}"
     assert spec["names"]["shortNames"] == ["tj"]
     assert spec["names"]["categories"] == ["all"]
     assert version["subresources"]["status"] == {}
@@ -45,18 +47,18 @@ def test_names_subresources_and_columns() -> None:
     paths += list(version["subresources"]["scale"].values())
     for path in paths:
         if path != ".metadata.creationTimestamp":
-            assert schema_at(object_schema(), path.removeprefix("."))
+            assert schema_at(SCHEMA, path.removeprefix("."))
     names = [column["name"].upper() for column in version["additionalPrinterColumns"]]
     assert names == ["STATE", "WORKERS", "STEP", "ETA", "RESTARTS", "AGE", "MESSAGE"]
 
 
 def test_columns_have_the_type_of_their_field() -> None:
-    for column in crd("1.2.3")["spec"]["versions"][0]["additionalPrinterColumns"]:
+    for column in CRD["spec"]["versions"][0]["additionalPrinterColumns"]:
         if column["type"] != "date":
-            assert schema_at(object_schema(), column["jsonPath"].removeprefix("."))["type"] == column["type"]
+            assert schema_at(SCHEMA, column["jsonPath"].removeprefix("."))["type"] == column["type"]
 
 
-@pytest.mark.parametrize(("path", "schema"), [*walk(object_schema())])
+@pytest.mark.parametrize(("path", "schema"), [*walk(SCHEMA)])
 def test_schema_is_structural(path: str, schema: dict[str, Any]) -> None:
     assert set(schema) <= ALLOWED_WORDS
     if "type" not in schema:
@@ -75,7 +77,7 @@ def test_schema_is_structural(path: str, schema: dict[str, Any]) -> None:
 
 
 def test_every_field_of_the_spec_is_described() -> None:
-    for path, schema in walk(object_schema()):
+    for path, schema in walk(SCHEMA):
         if (
             path
             and "template." not in path
@@ -90,20 +92,20 @@ def test_every_field_of_the_spec_is_described() -> None:
 
 
 def test_every_field_of_the_model_is_there() -> None:
-    spec = schema_at(object_schema(), "spec")
+    spec = schema_at(SCHEMA, "spec")
     assert set(spec["properties"]) == set(fields_by_alias(TrainJob.model_fields["spec"].annotation))
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rule_stands_at_a_field_and_names_one(rule: Any) -> None:
     path = f"{rule.at}{rule.field_path}".lstrip(".")
-    assert schema_at(object_schema(), path)
+    assert schema_at(SCHEMA, path)
     assert rule.message
     assert "\n" not in rule.message + rule.cel
 
 
 def test_what_may_change() -> None:
-    spec = schema_at(object_schema(), "spec")["properties"]
+    spec = schema_at(SCHEMA, "spec")["properties"]
     guarded = {rule.field_path.removeprefix(".") for rule in IMMUTABLE_RULES if rule.at == "spec"}
     assert set(spec) - guarded == {"worker", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"}
     of_worker = {rule.field_path.removeprefix(".") for rule in IMMUTABLE_RULES if rule.at == "spec.worker"}
@@ -111,7 +113,7 @@ def test_what_may_change() -> None:
 
 
 def test_defaults_are_valid_where_they_stand() -> None:
-    for path, schema in walk(object_schema()):
+    for path, schema in walk(SCHEMA):
         if "default" in schema:
             jsonschema.Draft4Validator(schema).validate(schema["default"])
             assert not path.startswith("status")
@@ -127,4 +129,4 @@ def test_defaults_are_valid_where_they_stand() -> None:
     ],
 )
 def test_good_jobs_fit(job: dict[str, Any]) -> None:
-    jsonschema.Draft4Validator(object_schema()).validate(job)
+    jsonschema.Draft4Validator(SCHEMA).validate(job)

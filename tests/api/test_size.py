@@ -78,6 +78,14 @@ def test_a_job_without_large_parts_is_kept_whole() -> None:
             "spec.ps.replicas",
             "35.",
         ),
+        (
+            {
+                "spec.worker.replicas": 400,
+                "spec.output": {"csi": {"driver": "a", "volumeAttributes": {"note": "x" * 40 * KIB}}},
+            },
+            "spec.worker.replicas",
+            "39.",
+        ),
     ],
 )
 def test_all_pods_together_are_bounded(changes: dict[str, Any], path: str, found: str) -> None:

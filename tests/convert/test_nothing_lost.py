@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from support.world.changes import walk_values
 from support.world.tfjob_strategy import tfjobs
@@ -53,6 +53,7 @@ def test_of_the_samples(tfjob: dict[str, Any]) -> None:
     assert silently_lost(tfjob) == []
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(tfjobs())
 def test_of_any_tfjob(tfjob: dict[str, Any]) -> None:
     assert silently_lost(tfjob) == []

@@ -115,7 +115,7 @@ def test_selectors_of_their_labels_select_by_ours(golden: Golden) -> None:
                         {"key": "training.kubeflow.org/operator-name", "operator": "Exists"},
                     ]
                 },
-                "matchLabelKeys": ["training.kubeflow.org/job-name", "pod-template-hash"],
+                "matchLabelKeys": ["job-name", "pod-template-hash"],
             },
             {**spread, "labelSelector": {"matchLabels": {"tf-replica-type": "launcher"}}},
         ],

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.world.agents import Agents, training
@@ -140,6 +140,7 @@ ROUNDS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans(),
 controller restarts then."""
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(ROUNDS)
 def test_steps_lost_are_those_that_no_checkpoint_has(rounds: list[tuple[int, int, bool, bool]]) -> None:
     asyncio.run(lives(rounds))

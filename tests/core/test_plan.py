@@ -252,6 +252,21 @@ async def test_a_service_of_another_owner_is_left_alone_and_reported() -> None:
 
 
 @pytest.mark.parametrize(
+    ("claim", "pods"), [({"size": "1Gi"}, 0), ({"size": "1Gi", "retain": True}, 3), ({"claimName": "a"}, 3)]
+)
+async def test_a_claim_that_is_there_is_used_if_it_may_outlive_its_job(
+    claim: dict[str, Any], pods: int
+) -> None:
+    world = World(build_plain_job(output={"claim": claim}))
+    there = {"name": "digits-output", "namespace": "default"}
+    world.cluster.put({"kind": "PersistentVolumeClaim", "metadata": there})
+    await world.settle()
+    running = find_condition(world.status, "Running")
+    assert running is not None
+    assert (running.reason == "PersistentVolumeClaimConflict", len(world.pods)) == (pods == 0, pods)
+
+
+@pytest.mark.parametrize(
     ("reason", "state"), [("Forbidden", "Pending"), ("Invalid", "Failed"), ("BadRequest", "Failed")]
 )
 async def test_a_refused_pod_is_reported(reason: str, state: str, golden: Golden) -> None:

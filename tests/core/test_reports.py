@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.world.agents import training
@@ -185,6 +185,7 @@ wild_progress = st.dictionaries(st.sampled_from(KEYS), wild)
 @example(
     {"step": -sys.maxsize, "totalSteps": sys.maxsize}, {"step": sys.maxsize - 1, "totalSteps": sys.maxsize}
 )
+@settings(max_examples=settings.default.max_examples // 4)
 @given(wild_progress, wild_progress)
 def test_no_figure_stops_a_decision(first: dict[str, Any], second: dict[str, Any]) -> None:
     async def play() -> None:

@@ -140,7 +140,7 @@ async def test_a_pod_with_a_node_is_never_replaced_and_says_what_it_does(
     await world.pass_time(1)
     told = world.status.message
     golden(told)
-    await world.pass_time(3600)
+    await world.pass_time(300)
     assert [p["metadata"]["name"] for p in world.pods] == names
     assert (world.status.message, *states_of(world)) == (told, "Pending", 0, 0)
     running = find_condition(world.status, "Running")

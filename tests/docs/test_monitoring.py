@@ -86,6 +86,7 @@ def test_paths(path: str) -> None:
     assert (ROOT / path).exists()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("command", re.findall(r"helm template ((?:[^\n]*\\\n)*[^\n]*)", PAGE))
 def test_helm_prints_the_objects(command: str) -> None:
     words = shlex.split(command.replace("\\\n", " "))
