@@ -15,6 +15,7 @@ def test_a_machine_without_a_gpu_fails_with_a_sentence(monkeypatch: pytest.Monke
         find_gpus()
 
 
+@pytest.mark.nightly
 def test_a_job_of_one_worker_trains_as_keras_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     alone = speed_alone("tiny", "float32", tmp_path / "alone")
@@ -23,6 +24,7 @@ def test_a_job_of_one_worker_trains_as_keras_alone(tmp_path: Path, monkeypatch: 
     assert job.images_per_second > 0
 
 
+@pytest.mark.nightly
 def test_a_profile_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert b"/host:CPU" in profiled("tiny", tmp_path / "job", gpus=0)
