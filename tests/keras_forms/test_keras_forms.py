@@ -2,10 +2,10 @@
 
 With FORMS_WORKERS=1,2,3 each is run with so many workers, besides the number that it states.
 
-Those that are `often` run for each change, all others each night. They are chosen by the lines of the trainer
-that they run in the workers: the form that runs the most lines a second of CPU which none before it has run
-comes next, and a group that needs new processes pays for them. Of what lines don't show there is one each:
-a kind of data, of refusal, of numeric type; three workers, two devices, a kill under each kind of data.
+Those that are `often` run for each change, all others each night. Of forms that differ in kind one is chosen:
+of data, of arguments, callbacks and own steps, of a refusal, of a numeric type; three workers, two devices, a
+kill. Among those of a kind it is the one that runs most lines of the trainer a second; few groups are used,
+since each starts processes of its own.
 """
 
 import os

@@ -53,7 +53,6 @@ say("three", model.fit(batches, epochs=2, verbose=0))
 say("four", model.fit(rows.repeat().batch(12), steps_per_epoch=4, epochs=2, verbose=0))
 say("model", model)
 """,
-        often=True,
     ),
     plain(
         "a stage is skipped by its file, on one model, and the next one is killed",
@@ -452,7 +451,6 @@ for size in (32, 16):
         say(f"size {size}", "out of memory")
 say("model", model)
 """,
-        often=True,
     ),
     plain(
         "training that Ctrl-C ends is saved",
@@ -550,7 +548,6 @@ AFTER = [
         "one = train_and_evaluate(net, (x, y), (x, y), epochs=2, global_batch=16)\nsay('one', one.model)\n"
         "two = train_and_evaluate(net, (x, -y), (x, y), epochs=3, global_batch=16, checkpoint_every=4, callbacks=[Kill()])\n"
         "say('two', two.model)\nsay('steps', [one.step, two.step])\n",
-        often=True,
     ),
     library(
         "a fold of train_and_evaluate is skipped by its result",

@@ -283,6 +283,7 @@ def test_fit_of_tf_keras_ends_a_jobs_process_with_what_to_change(job: dict[str, 
     assert error["message"] in ended.stderr
 
 
+@pytest.mark.nightly
 def test_so_does_tf_keras_by_tensorflows_own_name(tmp_path: Path) -> None:
     write_packages(tmp_path, LEGACY)
     env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}", "TF_USE_LEGACY_KERAS": "1"}

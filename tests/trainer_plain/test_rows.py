@@ -24,6 +24,7 @@ def parts_of(data: tf.data.Dataset, replicas: int, *, weighed: bool = False) -> 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(2, 5), st.integers(1, 40))
+@pytest.mark.nightly
 def test_a_prediction_has_every_row_once(replicas: int, factor: int, examples: int) -> None:
     data = batches(examples + replicas, replicas * factor)
     count = int(data.cardinality())

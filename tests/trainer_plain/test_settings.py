@@ -38,6 +38,7 @@ STEPS_AND_PARTS = (
 """With Keras's own step and equal parts, `multiprocess/test_optimizer_settings.py` has them all."""
 
 
+@pytest.mark.nightly
 def test_two_workers_train_as_one_with_own_steps_and_unequal_parts(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for root, workers in ((one, 1), (two, 2)):
@@ -71,6 +72,7 @@ def test_nan_that_no_traced_step_sees_is_never_saved(tmp_path: Path) -> None:
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.nightly
 def test_nan_is_skipped_where_the_environment_says_so(tmp_path: Path) -> None:
     ended = run(tmp_path, CASES="clipped;accumulation", BAD_BATCH="3", TRAIN_ON_NAN="skip")
     for replica in ended.values():

@@ -26,8 +26,12 @@ def test_sigterm_ends_every_worker_as_preempted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("workers", "kind", "slow", "steps"),
-    [(2, "strategy", "10", range(11, 150)), (1, "none", "149", [150])],
-    ids=["two", "before-validation-without-a-strategy"],
+    [
+        pytest.param(2, "strategy", "10", range(11, 150), id="two"),
+        pytest.param(
+            1, "none", "149", [150], id="before-validation-without-a-strategy", marks=pytest.mark.nightly
+        ),
+    ],
 )
 def test_what_is_asked_to_stop_within_an_epoch_saves_it_and_goes_on_there(
     workers: int, kind: str, slow: str, steps: Collection[int], tmp_path: Path
@@ -55,6 +59,7 @@ def test_what_is_asked_to_stop_within_an_epoch_saves_it_and_goes_on_there(
     assert "this job has finished before" in group.report
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("steps_a_call", "killed_at"), [(1, (5, 8)), (3, (9,))], ids=["one", "three"])
 def test_within_an_epoch_of_unknown_length_one_worker_goes_on_too(
     steps_a_call: int, killed_at: tuple[int, ...], tmp_path: Path

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from testbed.ports import free_ports
 
 from support.trainer.plain import BOOTSTRAP, SCRIPTS, run_job
@@ -38,6 +39,7 @@ def run_replica(script: str, folder: Path, role: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.nightly
 def test_an_evaluator_with_nothing_to_score_says_so_and_writes_what_the_script_saves(tmp_path: Path) -> None:
     ended = run_replica("nothing_held_out.py", tmp_path, "evaluator")
     assert ended.returncode == 0, ended.stderr
@@ -60,6 +62,7 @@ def test_an_evaluator_does_not_train_what_a_script_without_fit_trains(tmp_path: 
     assert ended["evaluator-0"].progress["state"] == "finished"
 
 
+@pytest.mark.nightly
 def test_an_evaluator_says_that_it_holds_out_other_rows_and_draws_what_workers_draw(tmp_path: Path) -> None:
     ended = run_job(SCRIPTS / "splits.py", tmp_path, workers=1, evaluator=True, env={"PYTHONHASHSEED": "0"})
     assert [replica.code for replica in ended.values()] == [0, 0], ended
@@ -69,6 +72,7 @@ def test_an_evaluator_says_that_it_holds_out_other_rows_and_draws_what_workers_d
     assert "held-out rows differ from worker 0's" in told
 
 
+@pytest.mark.nightly
 def test_the_example_trains_as_one_worker(tmp_path: Path) -> None:
     ended = run_job(EXAMPLE, tmp_path, workers=1, env={"EPOCHS": "1"})["worker-0"]
     assert ended.code == 0, ended.log
@@ -90,11 +94,13 @@ def test_one_worker_trains_a_model_without_call_and_goes_on_with_it(tmp_path: Pa
     assert losses("collective", 0) == [resumed]
 
 
+@pytest.mark.nightly
 def test_a_script_ends_while_threads_read_on(tmp_path: Path) -> None:
     ended = run_job(SCRIPTS / "reads_on.py", tmp_path)
     assert [(replica.code, "trained" in replica.log) for replica in ended.values()] == [(0, True)] * 2, ended
 
 
+@pytest.mark.nightly
 def test_what_a_script_starts_is_its_own(tmp_path: Path) -> None:
     ended = run_job(SCRIPTS / "own_processes.py", tmp_path)
     assert [(replica.code, replica.progress["state"]) for replica in ended.values()] == [

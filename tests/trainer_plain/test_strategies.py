@@ -143,7 +143,13 @@ def assert_close(value: Any, expected: Any) -> None:
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name == "no strategy" else pytest.mark.nightly)
+        for case in CASES
+    ],
+)
 def test_workers_train_one_model_whatever_strategy_the_script_names(case: Case, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(DATA + case.script)

@@ -111,6 +111,7 @@ def test_a_client_reads_the_metrics_of_each_epoch(two: dict[str, Ended], root: P
     assert STEPS in history["val_loss"]
 
 
+@pytest.mark.nightly
 def test_one_worker_trains_the_same(two: dict[str, Ended], root: Path, tmp_path: Path) -> None:
     one = run_job(SCRIPT, tmp_path, workers=1, env={"SEEN": str(tmp_path / "seen")})
     assert one["worker-0"].code == 0, one["worker-0"].log
@@ -119,6 +120,7 @@ def test_one_worker_trains_the_same(two: dict[str, Ended], root: Path, tmp_path:
     )
 
 
+@pytest.mark.nightly
 def test_a_crash_costs_nothing_but_time(two: dict[str, Ended], root: Path, tmp_path: Path) -> None:
     env = {"SEEN": str(tmp_path / "seen")}
     crashed = run_job(SCRIPT, tmp_path, env={**env, "CRASH": "worker-1"})
@@ -149,6 +151,7 @@ def test_a_crash_costs_nothing_but_time(two: dict[str, Ended], root: Path, tmp_p
     assert seen(tmp_path, "worker-1") == seen(root, "worker-0")
 
 
+@pytest.mark.nightly
 def test_a_smoke_test_takes_one_step_of_each_fit_and_one_batch_of_each_evaluation(tmp_path: Path) -> None:
     env = {"SEEN": str(tmp_path / "seen"), "TRAIN_SMOKE": "true"}
     ended = run_job(SCRIPT, tmp_path, workers=1, evaluator=True, env=env)

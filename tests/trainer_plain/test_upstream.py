@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import keras
+import pytest
 
 import trainjob_trainer
 from support.trainer.plain import SCRIPTS, run_job
@@ -12,6 +13,7 @@ from support.trainer.plain import SCRIPTS, run_job
 UPSTREAM = Path(__file__).parents[2] / "docs" / "upstream" / "keras-20585.patch"
 
 
+@pytest.mark.nightly
 def test_keras_with_the_upstream_patch_trains_without_our_repair(tmp_path: Path) -> None:
     """It is in the form in which it can be sent to Keras; where it no longer applies, write it again."""
     original, file = Path(keras.__file__).parent, Path("src/backend/tensorflow/trainer.py")
