@@ -24,7 +24,7 @@ JOB ?= examples/digits.yaml
 PYTHON ?= 3.13
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-cluster test-nightly test-fleet test-keras test-gpu test-newest test-next check docs pictures format generate golden release-check version first-steps cluster-up cluster-down \
+.PHONY: help run test test-cluster test-nightly test-fleet test-long test-keras test-gpu test-newest test-next check docs pictures format generate golden release-check version first-steps cluster-up cluster-down \
     kind-e2e clean
 
 help:  ## Show what there is.
@@ -41,7 +41,7 @@ test-cluster: $(SYNCED)  ## Test with the real Kubernetes, which it builds first
 	@$(PYTEST) -m 'cluster and not nightly' $(ARGS)
 
 # Each part can be run alone. A part that fails doesn't keep the others from running.
-NIGHTLY := test-fleet test-keras test-newest test-next
+NIGHTLY := test-long test-keras test-fleet test-newest test-next
 test-nightly:  ## Run what takes hours, and say at the end how each part ended; needs Linux and root.
 	@for part in $(NIGHTLY); do \
 	    echo "=== make $$part"; begun=$$(date +%s); \
@@ -49,8 +49,12 @@ test-nightly:  ## Run what takes hours, and say at the end how each part ended; 
 	    said="$$said$$(printf '%-12s %s after %s s' "$$part" "$$end" "$$(($$(date +%s) - begun))")\n"; \
 	done; printf "\n$$said"; exit $${failed:-0}
 
-test-fleet: $(SYNCED) $(OLDEST)  ## A part of it: fleets, several nodes, chaos, other versions. ARGS='-k name' runs some.
-	@$(BIN)/pytest --durations=10 -m nightly --ignore=tests/keras_forms --ignore=tests/keras_own $(ARGS)
+FLEET := fleet e2e release versions
+test-fleet: $(SYNCED) $(OLDEST)  ## A part of it: fleets, several nodes, tools of a release, the oldest versions. ARGS='-k name' runs some.
+	@$(BIN)/pytest --durations=10 -m nightly $(FLEET:%=tests/%) $(ARGS)
+
+test-long: $(SYNCED)  ## A part of it: the kinds of scripts, kills, faulty disks, chaos. ARGS='-k name' runs some.
+	@$(PYTEST) -m nightly $(patsubst %,--ignore=tests/%,$(FLEET) gpu keras_forms keras_own) $(ARGS)
 
 test-keras: $(SYNCED)  ## A part of it: Keras's own tests under two workers, and every form with 1, 2 and 3. ARGS='-k trainer' runs some.
 	@FORMS_WORKERS=1,2,3 $(PYTEST) tests/keras_forms tests/keras_own $(ARGS)

@@ -122,11 +122,11 @@ def train(folder: Path, data: Callable[..., Any], build: Callable[[], Any] = mod
     [
         (examples, model, True),
         pytest.param(shuffled_by_its_own, model, False, marks=pytest.mark.nightly),
-        (shuffled_without_a_seed, model, False),
+        pytest.param(shuffled_without_a_seed, model, False, marks=pytest.mark.nightly),
         pytest.param(endless, model, False, marks=pytest.mark.nightly),
         pytest.param(batches, model, True, marks=pytest.mark.nightly),
         (examples, two_optimizers, True),
-        (examples, accumulating, True),
+        pytest.param(examples, accumulating, True, marks=pytest.mark.nightly),
     ],
     ids=["ours", "theirs", "theirs without a seed", "endless", "batches", "two optimizers", "accumulating"],
 )

@@ -257,6 +257,7 @@ QUARTER = settings(max_examples=settings.default.max_examples // 4)
 RUNS = st.lists(st.tuples(st.sampled_from([OLD, NEW]), st.integers(1, 12)), max_size=40)
 
 
+@pytest.mark.nightly
 def test_a_writer_stopped_anywhere_wakes_up_when_its_successor_is_through() -> None:
     """SIGSTOP before the n-th file operation of the old one, for every n."""
     stopped_at = taken = 0

@@ -271,7 +271,10 @@ def test_a_step_is_saved_again_without_a_moment_without_it(tmp_path: Path, keep:
     assert float(target["model"][0][0, 0]) == 2.0
 
 
-@pytest.mark.parametrize("is_after", [False, True], ids=["before it", "after it"])
+@pytest.mark.parametrize(
+    "is_after",
+    [pytest.param(False, id="before it"), pytest.param(True, id="after it", marks=pytest.mark.nightly)],
+)
 @pytest.mark.parametrize(
     "is_fenced",
     [pytest.param(False, id="unfenced", marks=pytest.mark.nightly), pytest.param(True, id="fenced")],

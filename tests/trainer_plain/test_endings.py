@@ -13,14 +13,9 @@ COLD = {"PYTHONHASHSEED": "0"}
 OF_EACH = {"atexit": "written", "thread": "written", "unclosed": "written"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("way", "last", "code"),
-    [
-        pytest.param("fit", None, 3, marks=pytest.mark.nightly),
-        ("fit", 0, 0),
-        pytest.param("library", 1, 0, marks=pytest.mark.nightly),
-        pytest.param("loop", 0, 0, marks=pytest.mark.nightly),
-    ],
+    ("way", "last", "code"), [("fit", None, 3), ("fit", 0, 0), ("library", 1, 0), ("loop", 0, 0)]
 )
 def test_processes_end_as_they_would_alone(tmp_path: Path, way: str, last: int | None, code: int) -> None:
     env = {**COLD, "WAY": way, "SEEN": str(tmp_path / "seen"), "CODE": str(code)}

@@ -41,22 +41,16 @@ def test_an_input_of_so_many_rows_is_refused_in_a_sentence(
     assert found is None if words is None else re.search(words, found or "")
 
 
+@pytest.mark.nightly  # that Keras needs them is for another Keras to change
 @pytest.mark.parametrize(
     "without",
     [
         "",
-        *(
-            pytest.param(
-                rows, marks=pytest.mark.nightly
-            )  # that Keras needs them is for another Keras to change
-            for rows in (
-                "refusals,numbers,iterators,order,reduce,random,saving,horovod",
-                "strategy",
-                "losses",
-                "fit",
-                "start",
-            )
-        ),
+        "refusals,numbers,iterators,order,reduce,random,saving,horovod",
+        "strategy",
+        "losses",
+        "fit",
+        "start",
     ],
 )
 def test_what_a_row_of_the_table_mends_is_broken_without_it(without: str, tmp_path: Path) -> None:

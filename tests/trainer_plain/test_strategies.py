@@ -189,11 +189,17 @@ for _ in range(3):
 @pytest.mark.parametrize(
     ("script", "env"),
     [
-        ("fit(build())", {"TRAIN_STRATEGY": "own"}),
-        (LOOP, {}),
-        ("with tf.distribute.OneDeviceStrategy('CPU:0').scope(): fit(build())", {}),
+        pytest.param(
+            "fit(build())", {"TRAIN_STRATEGY": "own"}, id="by the setting", marks=pytest.mark.nightly
+        ),
+        pytest.param(LOOP, {}, id="a loop without a strategy"),
+        pytest.param(
+            "with tf.distribute.OneDeviceStrategy('CPU:0').scope(): fit(build())",
+            {},
+            id="a strategy of one device",
+            marks=pytest.mark.nightly,
+        ),
     ],
-    ids=["by the setting", "a loop without a strategy", "a strategy of one device"],
 )
 def test_where_each_worker_trains_by_itself_that_is_reported(
     script: str, env: dict[str, str], tmp_path: Path
