@@ -175,6 +175,14 @@ async def test_deletions_during_an_interruption_are_found(
         assert watched.store.get(("default", "pod-0")) is None
 
 
+async def test_after_a_version_that_has_expired_all_is_listed_before_the_next_watch() -> None:
+    async with open_informer(with_pods(1)) as watched:
+        await watched.ready()
+        expire(watched.server)
+        await until(lambda: len(watched.requests("watch")) == 2)
+        assert len(watched.requests("list")) == 2
+
+
 async def test_only_what_is_no_regular_end_counts_as_a_restart() -> None:
     async with open_informer(with_pods(1)) as watched:
         for interrupt, restarts in ((drop, 1), (spoil, 2), (expire, 3)):
