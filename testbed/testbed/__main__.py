@@ -63,13 +63,18 @@ def prepare() -> None:
             f"builds 3 images: about 20 minutes on two cores, and 9 GB below {cache()}. It is done once."
         )
     debian.need_tools(*debian.TOOLS)
-    for name in debian.UNPACKED.keys() - debian.OF_KIND:
+    for name in sorted(debian.UNPACKED.keys() - debian.OF_KIND):
         debian.unpacked(name)
     for number, name in enumerate(missing, 1):
         say(f"program {number} of {len(missing)}")
         programs.program(name)
     programs.forget_old()
     node_tier.prepare()
+
+
+def images() -> None:
+    """Builds the images that are out of date."""
+    need_images()
 
 
 COMMANDS = {
@@ -81,7 +86,7 @@ COMMANDS = {
     "down": (down, "stop both and clean up; nothing to stop is fine"),
     "kind": (beside_docker, "run a command beside a Docker engine and kind; `make kind-e2e` does"),
     "prepare": (prepare, "fetch and build all that `make test-cluster` needs, without starting it"),
-    "images": (need_images, "build the images that are out of date"),
+    "images": (images, "build the images that are out of date"),
 }
 
 if __name__ == "__main__":
